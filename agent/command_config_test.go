@@ -167,7 +167,7 @@ func TestCommandUsageErrors(t *testing.T) {
 		"upgrade --envoy-path x --ready-within -1s": "--ready-within -1s",
 		"bootstrap -o table":                        "json or yaml",
 		"bootstrap --grpc --validate":               "one of them",
-		"config ztunnel":                            "an agent of its own",
+		"config ztunnel":                            "does not use Envoy",
 		"bootstrap a b":                             "--help",
 		"config --concurency 2":                     "--concurency",
 	} {

@@ -15,7 +15,7 @@ func TestEnvoyIsStartedWithinTheLimitsOfItsControlGroup(t *testing.T) {
 	memory := newMemoryCgroup(t, "1073741824")
 	s.within = []string{"sh", "-c", `echo $$ >"` + memory + `" && exec "$0" "$@"`}
 	out, errOut, code := s.runCommand(t, "config", "-o", "json")
-	if code != 0 || !strings.Contains(out, `"value": "1073741824"`) || !strings.Contains(out, "control group's limit") {
+	if code != 0 || !strings.Contains(out, `"value": "1073741824"`) || !strings.Contains(out, "cgroup limit") {
 		t.Fatalf("config says code %d, %s%s", code, out, errOut)
 	}
 	s.args = []string{"proxy", "sidecar"}

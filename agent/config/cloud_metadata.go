@@ -15,7 +15,7 @@ import (
 // CloudLocation is the location of a machine according to its cloud provider.
 type CloudLocation struct {
 	Region, Zone string
-	// Facts are added to the node's metadata under Istio's names.
+	// Facts is the node metadata PLATFORM_METADATA. Its keys have the names that Istio uses.
 	Facts map[string]string
 }
 
@@ -28,14 +28,14 @@ const (
 	maxCloudResponse = 1 << 20
 )
 
-// Addresses of the metadata servers, reachable only from the cloud's machines.
+// Base URLs of the metadata servers, which are reachable only from machines of the cloud.
 const (
 	gcpMetadata       = "http://metadata.google.internal"
 	linkLocalMetadata = "http://169.254.169.254"
 )
 
-// resolveCloud reads the machine's location from the metadata server. It does so only if CLOUD_PLATFORM is set: on
-// other machines the requests would delay each start.
+// resolveCloud reads the machine's location from the cloud's metadata server. It does so only if CLOUD_PLATFORM is set:
+// outside a cloud, the requests would time out and delay each start.
 func (r *resolver) resolveCloud() {
 	platform := r.env.choice("cloudPlatform", "CLOUD_PLATFORM", "none", "none", "gcp", "aws", "azure")
 	if platform == "none" || r.in.Cloud == nil || len(r.env.errs) > 0 {
@@ -66,7 +66,7 @@ func QueryCloud(platform string) (CloudLocation, error) {
 	return (&cloudService{base: base, client: cloudClient()}).locate(ctx, platform)
 }
 
-// cloudClient returns a client that ignores the proxy variables of the environment: the metadata server is local.
+// cloudClient returns an HTTP client that ignores HTTP_PROXY and similar variables, because the metadata server is local.
 func cloudClient() *http.Client {
 	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, ResponseHeaderTimeout: cloudTimeout}}
 }
@@ -178,7 +178,7 @@ func (s *cloudService) get(ctx context.Context, method, path, header, value stri
 	defer response.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(response.Body, maxCloudResponse))
 	if response.StatusCode != http.StatusOK {
-		err = errors.Join(err, fmt.Errorf("%s answers %s", s.base+path, response.Status))
+		err = errors.Join(err, fmt.Errorf("the response of %s has status %s", s.base+path, response.Status))
 	}
 	return strings.TrimSpace(string(body)), err
 }

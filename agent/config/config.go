@@ -28,10 +28,11 @@ type Config struct {
 	Bootstrap    Bootstrap
 	ControlPlane ControlPlane
 	Certificates Certificates
-	// TLSPolicy restricts TLS versions and ciphers of the agent's connections and of the bootstrap.
+	// TLSPolicy restricts the TLS versions and ciphers of the agent's connections, and of the clusters in Envoy's
+	// bootstrap.
 	TLSPolicy tlspolicy.Policy
-	// CredentialFetcher selects the source of the token for control plane and CA: a file, or the cloud's metadata
-	// server.
+	// CredentialFetcher selects the source of the token with which the agent authenticates to the control plane and the
+	// CA: a file, or the cloud's metadata server.
 	CredentialFetcher string
 	// MetadataServer is the host of the metadata server that issues the token.
 	MetadataServer string
@@ -47,24 +48,24 @@ type Config struct {
 	HealthCheck *HealthCheck
 	// LastGood configures the storage of the last accepted configuration.
 	LastGood LastGood
-	// Health holds the limits beyond which the proxy itself counts as unhealthy.
+	// Health holds the limits beyond which the agent reports the proxy as not ready or not alive.
 	Health Health
 
-	// Bind is the address that all ports of the agent and Envoy bind to, if it is valid.
+	// Bind is the IP address on which agent and Envoy open their ports. The zero value selects the default addresses.
 	Bind netip.Addr
-	// StatusUsers selects the users whose processes may send requests and read debug pages on the status port: AnyUser
-	// or OwnUser.
+	// StatusUsers selects the local users that may use the status port: AnyUser or OwnUser.
 	StatusUsers string
-	// Metrics configures what is merged with the agent's own metrics at /metrics.
+	// Metrics configures the metrics of Envoy and the application that /metrics serves with the agent's own metrics.
 	Metrics Metrics
-	// Profiling serves profiles of the agent on the status port, to loopback clients.
+	// Profiling enables the pprof pages of the agent on the status port, for loopback clients.
 	Profiling bool
 
 	// Settings lists each value with its source, in the order of resolution.
 	Settings []Setting
-	// Dumpable allows debuggers of the agent's user to attach, and the kernel to write core files of the agent.
+	// Dumpable allows other processes of the agent's user to attach a debugger to the agent, and the kernel to write its
+	// core files.
 	Dumpable bool
-	// Warnings lists settings that do not have the effect that their author may expect.
+	// Warnings describes settings that probably do not have the intended effect.
 	Warnings []string
 }
 
@@ -81,11 +82,11 @@ type Identity struct {
 	Labels         map[string]string
 	Annotations    map[string]string
 	Metadata       map[string]any
-	// Locality is region/zone/subzone from the cloud. Labels have precedence.
+	// Locality is region/zone/subzone, as reported by the cloud's metadata server. A locality in Labels has precedence.
 	Locality string
 }
 
-// SPIFFEID returns the identity for which the proxy requests a certificate.
+// SPIFFEID returns the SPIFFE ID for which the agent requests the workload certificate.
 func (i Identity) SPIFFEID() string {
 	return fmt.Sprintf("spiffe://%s/ns/%s/sa/%s", i.TrustDomain, i.Namespace, i.ServiceAccount)
 }
@@ -107,12 +108,12 @@ type Envoy struct {
 	// KeepPrivileges omits no_new_privs, so that Envoy may execute files with capabilities or a set-user-ID bit, such
 	// as sudo.
 	KeepPrivileges bool
-	// IgnoreAdvisories disables the warning about an Envoy with known vulnerabilities.
+	// IgnoreAdvisories disables the warning about an Envoy version with known vulnerabilities.
 	IgnoreAdvisories bool
 	// Restart restarts Envoy after it exits, within the crash budget.
 	Restart bool
-	// AdminSocket is the path of the link to the unix socket of Envoy's admin interface. If empty, the interface
-	// listens on TCP.
+	// AdminSocket is the path of a symbolic link to the unix socket of the running Envoy's admin interface. If it is
+	// empty, the admin interface listens on a TCP port.
 	AdminSocket string
 	// User is the user that Envoy runs as; nil is the agent's own user.
 	User *owner.Owner
@@ -120,12 +121,14 @@ type Envoy struct {
 
 // Bootstrap holds the bootstrap settings other than the proxy's identity and ProxyConfig.
 type Bootstrap struct {
-	// Override is merged into the bootstrap, or patches it. Custom replaces it. Both are file contents.
+	// Override is the content of OverrideFile, which is merged into the bootstrap or patches it. Custom is the content of
+	// CustomFile, which replaces the bootstrap. Both are nil if the user configured no file.
 	Override, Custom         []byte
 	OverrideFile, CustomFile string
-	// HostIP is the node's address, which replaces $(HOST_IP) in the files.
+	// HostIP is the node's IP address, which replaces $(HOST_IP) in both files.
 	HostIP string
-	// GRPCFile is the path of the bootstrap of proxyless clients; CertDir is the directory of their certificates.
+	// GRPCFile is the path to which the agent writes the bootstrap of proxyless gRPC clients. CertDir is the directory of
+	// their certificates.
 	GRPCFile, CertDir string
 	// WorkingDir is the base of relative paths.
 	WorkingDir string
@@ -133,7 +136,7 @@ type Bootstrap struct {
 	Env func(name string) string
 	// MemoryLimit is the container's memory limit in bytes; 0 for no limit.
 	MemoryLimit uint64
-	// Tracing is the mesh's default provider; nil for none.
+	// Tracing is the mesh's default tracing provider; nil for none.
 	Tracing *meshv1.MeshConfig_ExtensionProvider
 }
 
@@ -148,17 +151,19 @@ func (c Bootstrap) CustomFiles() string {
 	return c.CustomFile
 }
 
-// Shutdown configures the shutdown. All of it happens before one deadline.
+// Shutdown configures the shutdown of the proxy. All its phases together end before Deadline.
 type Shutdown struct {
 	// Deadline is the maximum duration of the shutdown, from the stop signal to Envoy's exit.
 	Deadline time.Duration
-	// PreDelay is how long the proxy serves as before after it reports that it is not ready.
+	// PreDelay is the time between the stop signal and the drain. The proxy reports that it is not ready, but serves
+	// normally.
 	PreDelay time.Duration
-	// Linger is how long connections without a request may stay open after the drain has begun. With WhenIdle, the
-	// agent waits for them until the deadline. It always waits for requests.
+	// Linger is how long idle connections may stay open after the drain has begun. With WhenIdle, the agent waits until
+	// the deadline for their end. It waits for active requests in both cases.
 	Linger   time.Duration
 	WhenIdle bool
-	// Minimum is the minimum duration of the drain. After that the drain ends as soon as nothing is left to wait for.
+	// Minimum is the minimum duration of the drain. After it, the drain ends when no request and no connection that the
+	// agent waits for is left.
 	Minimum time.Duration
 	// TerminationMessage is the file from which Kubernetes reads a container's termination message; empty outside a
 	// pod.
@@ -167,9 +172,9 @@ type Shutdown struct {
 	Stop time.Duration
 }
 
-// AppProbes configures the probes that the agent sends to the application for the kubelet.
+// AppProbes configures the probes that the kubelet sends to the agent, and the agent forwards to the application.
 type AppProbes struct {
-	// Paths maps the path that the kubelet requests from the agent to the probe.
+	// Paths maps the URL path that the kubelet requests from the agent to the probe of the application.
 	Paths map[string]probe.Spec
 	// HTTP2 allows HTTP/2 for HTTPS probes; KeepAlive reuses connections between probes.
 	HTTP2, KeepAlive bool
@@ -182,8 +187,8 @@ type Setting struct {
 	Source string `json:"source" yaml:"source"`
 }
 
-// istioVersion is the release of Istio's agent that this agent is compatible with. Control planes derive from it which
-// configuration a proxy supports.
+// istioVersion is the Istio version that this agent reports to control planes. They derive from it which configuration
+// the proxy supports.
 const istioVersion = "1.31.0"
 
 // PeerDialTimeout is the timeout of connections to another agent's sockets.
@@ -203,7 +208,7 @@ const (
 	sourceDefault     = "default"
 	sourceProxyConfig = "environment PROXY_CONFIG"
 	sourceAnnotation  = "annotation proxy.istio.io/config"
-	sourceCgroup      = "control group's limit"
+	sourceCgroup      = "cgroup limit"
 )
 
 // Default addresses and paths of Istio's agent. BootstrapFile is the name of Envoy's bootstrap in configPath.
@@ -227,8 +232,8 @@ const (
 	citadel           = "Citadel"
 )
 
-// statusSocket returns the socket on which the status server answers Envoy if the status port is disabled; empty
-// otherwise.
+// statusSocket returns the path of the unix socket on which Envoy reaches the agent's status server if the status port is
+// disabled. It returns "" if the port is enabled.
 func (c *Config) statusSocket() string {
 	if c.Proxy.GetStatusPort() != 0 {
 		return ""
@@ -236,7 +241,7 @@ func (c *Config) statusSocket() string {
 	return socketPath(cmp.Or(c.Proxy.GetConfigPath(), DefaultConfigPath), "status")
 }
 
-// BootstrapConfig returns the input from which Envoy's bootstrap is built.
+// BootstrapConfig returns the input of package bootstrap, which builds Envoy's bootstrap.
 func (c *Config) BootstrapConfig() bootstrap.Config {
 	return bootstrap.Config{
 		Type:             c.Identity.Type,
@@ -285,40 +290,41 @@ func (c *Config) BootstrapConfig() bootstrap.Config {
 	}
 }
 
-// HealthCheck configures the agent's health check of an application without a kubelet. It is the readinessProbe
-// of ProxyConfig.
+// HealthCheck configures how the agent checks the health of an application that no kubelet probes, as on a VM. It is
+// ProxyConfig's readinessProbe.
 type HealthCheck struct {
 	Probe        probe.Spec
 	InitialDelay time.Duration
 	Period       time.Duration
-	// SuccessThreshold and FailureThreshold are the numbers of consecutive equal results that change the health.
+	// SuccessThreshold and FailureThreshold are the numbers of consecutive successes or failures that change the reported
+	// health.
 	SuccessThreshold, FailureThreshold int
 }
 
-// Metrics configures what a scrape merges with the agent's own metrics.
+// Metrics configures /metrics, which serves the agent's own metrics merged with those of Envoy and the application.
 type Metrics struct {
 	// Envoy includes Envoy's statistics.
 	Envoy bool
-	// Applications are the scrape targets of the application.
+	// Applications are the addresses from which the application's metrics are scraped.
 	Applications []status.Application
 	// OnlyLoopback rejects scrapes from other pods and machines.
 	OnlyLoopback bool
-	// SecurePort and SecureMergedPort serve Envoy's statistics, and the merged ones, to clients with a certificate of
-	// the mesh; 0 disables them.
+	// SecurePort serves Envoy's statistics, and SecureMergedPort the merged metrics, over mutual TLS to clients with a
+	// certificate of the mesh. 0 disables the port.
 	SecurePort, SecureMergedPort uint32
-	// MaxApplicationBytes limits the response of one target.
+	// MaxApplicationBytes limits the response of one scrape target.
 	MaxApplicationBytes int64
-	// AllowReservedNames permits series of applications with the prefixes envoy_, istio_ and pilotfish_.
+	// AllowReservedNames allows metrics of the application whose names begin with envoy_, istio_ or pilotfish_.
 	AllowReservedNames bool
 }
 
-// secretPlaceholder returns the text that replaces the secret in a bootstrap that is only printed; empty if Envoy sends
-// no secret.
+// secretPlaceholder returns the text that a printed bootstrap contains in place of the secret with which Envoy
+// authenticates to the agent's sockets. It returns "" if Envoy sends no secret.
 func (c *Config) secretPlaceholder() string {
 	if c.ControlPlane.NoSecret || c.Envoy.Disabled {
 		return ""
 	}
-	return "chosen at the agent's start"
+	return "generated when the agent starts"
 }
 
 // ControlPath returns the path of the control socket for a configPath.
@@ -326,7 +332,8 @@ func ControlPath(configPath string) string {
 	return socketPath(cmp.Or(configPath, DefaultConfigPath), controlSocket)
 }
 
-// StateOwner identifies the workload that owns state on disk. The workload may have another address later.
+// StateOwner identifies the workload to which state on disk belongs. It contains no IP address, because a restarted
+// workload may have a different one.
 func (i Identity) StateOwner() string {
 	return fmt.Sprintf("%s~%s.%s~%s~%s", i.Type, i.Name, i.Namespace, i.Domain, i.ClusterID)
 }

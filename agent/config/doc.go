@@ -1,6 +1,7 @@
-// Package config resolves the agent's configuration, once, from defaults, the mesh file, the environment, the pod's
-// annotations and flags. Each value has its source, and all invalid values are reported together with their remedies.
+// Package config resolves the agent's configuration once, from defaults, the mesh file, the environment, the pod's
+// annotations and flags. It records the source of each value. It reports all invalid values together, each with a
+// remedy.
 //
-// Variables, flags, paths and annotations have the names of Istio's agent, so that a pod for Istio's agent runs with
-// this one.
+// Environment variables, flags, paths and annotations have the same names as in Istio's agent. A pod that was written
+// for Istio's agent therefore runs with this agent.
 package config

@@ -19,7 +19,7 @@ type environment struct {
 	settings   []Setting
 	warnings   []string
 	errs       []error
-	missingErr error // a condition that may resolve itself later; not a configuration error
+	missingErr error // reports missing input that may appear later, so that a restart can succeed
 }
 
 func newEnvironment(env []string) *environment {
@@ -99,7 +99,7 @@ func (e *environment) boolean(name, variable string, fallback bool) bool {
 }
 
 func (e *environment) duration(name, variable string, fallback time.Duration) time.Duration {
-	return parseVariable(e, name, variable, fallback, "write a duration that is not negative, as 5s or 24h",
+	return parseVariable(e, name, variable, fallback, "write a duration that is not negative, such as 5s or 24h",
 		func(s string) (time.Duration, error) {
 			d, err := time.ParseDuration(s)
 			if err == nil && d < 0 {
@@ -137,7 +137,7 @@ func (e *environment) address(name, variable string) netip.Addr {
 	}
 	a, err := netip.ParseAddr(text)
 	if err != nil {
-		e.addValueError(variable, text, "write an IP address, as 10.1.2.3")
+		e.addValueError(variable, text, "write an IP address, such as 10.1.2.3")
 		return netip.Addr{}
 	}
 	e.addSetting(name, a, "environment "+variable)
@@ -158,16 +158,16 @@ func (e *environment) withPrefix(prefix string) map[string]string {
 // headerName matches the allowed gRPC header names.
 var headerName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9A-Za-z_.-]+$`) })
 
-// headers returns the variables that begin with prefix as headers. The settings list contains only their names, because
-// values may be secret.
+// headers returns the gRPC headers that are configured by variables PREFIX<header name>. The list of settings contains
+// only the names of the headers, because their values may be secret.
 func (e *environment) headers(prefix string) map[string]string {
 	found := e.withPrefix(prefix)
 	for _, name := range sortedKeys(found) {
 		if !headerName().MatchString(name) || strings.HasPrefix(strings.ToLower(name), "grpc-") || strings.HasSuffix(strings.ToLower(name), "-bin") {
-			e.addValueError(prefix+name, maskedValue, "what follows "+prefix+" is the name of a header of text, and none of gRPC's own")
+			e.addValueError(prefix+name, maskedValue, "write a gRPC header name after "+prefix+"; names with the prefix grpc- or the suffix -bin are not allowed")
 		}
 		if strings.ContainsFunc(found[name], func(r rune) bool { return r < ' ' || r > '~' }) {
-			e.addValueError(prefix+name, maskedValue, "a header's value is of printable ASCII letters")
+			e.addValueError(prefix+name, maskedValue, "use only printable ASCII characters in a header value")
 		}
 		e.addSetting("header "+name, maskedValue, "environment "+prefix+name)
 	}

@@ -71,7 +71,7 @@ var variables = []variable{
 	{name: "ISTIO_DELTA_XDS", setting: "controlPlane.delta", otherwise: "true", given: "false", bad: "maybe", remedy: "true or false"},
 
 	{name: "DISABLE_ENVOY", setting: "envoy.disabled", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
-	{name: "XDS_SOCKET_USERS", setting: "controlPlane.socketUsers", otherwise: "none", given: "1000,1001", bad: "app", remedy: "user ids"},
+	{name: "XDS_SOCKET_USERS", setting: "controlPlane.socketUsers", otherwise: "none", given: "1000,1001", bad: "app", remedy: "user IDs"},
 	{name: "GUARD_AGENT_SOCKETS", setting: "controlPlane.guardSockets", otherwise: "true", given: "false", bad: "x", remedy: "true or false"},
 	{name: "ENVOY_NO_NEW_PRIVS", setting: "envoy.noNewPrivileges", otherwise: "true", given: "false", bad: "x", remedy: "true or false"},
 	{name: "ENVOY_ADVISORY_WARNING", setting: "envoy.advisoryWarning", otherwise: "true", given: "false", bad: "x", remedy: "true or false"},
@@ -108,7 +108,7 @@ var variables = []variable{
 	{name: "ISTIO_DUAL_STACK", setting: "envoy.dualStack", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
 	{name: "ISTIO_ENVOY_ENABLE_CORE_DUMP", setting: "envoy.coreDump", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
 
-	{name: "TOKEN_EXCHANGE_URL", setting: "tokenExchange.url", given: "https://exchange.example/token", bad: "http://exchange.example/token", remedy: "https only"},
+	{name: "TOKEN_EXCHANGE_URL", setting: "tokenExchange.url", given: "https://exchange.example/token", bad: "http://exchange.example/token", remedy: "must be https"},
 	{name: "TOKEN_EXCHANGE_ROOT_CA", setting: "tokenExchange.rootFile", otherwise: "SYSTEM", given: "/roots.pem", with: exchangeEnabled},
 	{name: "TOKEN_EXCHANGE_CLIENT_ID", setting: "tokenExchange.clientID", given: "agent", with: exchangeEnabled},
 	{name: "TOKEN_EXCHANGE_CLIENT_SECRET_FILE", setting: "tokenExchange.clientSecretFile", given: "/run/client", with: exchangeEnabled},
@@ -132,7 +132,7 @@ var variables = []variable{
 	{name: "WASM_MODULE_EXPIRY", setting: "wasm.expiry", otherwise: "24h0m0s", given: "1h", value: "1h0m0s", bad: "0s", remedy: "24h"},
 	{name: "WASM_PURGE_INTERVAL", setting: "wasm.purgeInterval", otherwise: "1h0m0s", given: "1m", value: "1m0s", bad: "0s", remedy: "duration"},
 	{name: "WASM_HTTP_REQUEST_TIMEOUT", setting: "wasm.timeout", otherwise: "15s", given: "5s", bad: "0s", remedy: "15s"},
-	{name: "WASM_RETRY_INTERVAL", setting: "wasm.again", otherwise: "30s", given: "1m0s", bad: "0s", remedy: "longer than 0"},
+	{name: "WASM_RETRY_INTERVAL", setting: "wasm.retryInterval", otherwise: "30s", given: "1m0s", bad: "0s", remedy: "longer than 0"},
 	{name: "WASM_HTTP_REQUEST_MAX_RETRIES", setting: "wasm.retries", otherwise: "5", given: "0", bad: "-1", remedy: "0 to 100"},
 	{name: "WASM_INSECURE_REGISTRIES", setting: "wasm.insecureRegistries", given: "a.example, b.example:5000"},
 	{name: "ISTIO_WASM_MAX_BINARY_SIZE_BYTES", setting: "wasm.maxSize", otherwise: "268435456", given: "1000", bad: "256MiB", remedy: "bytes"},
@@ -238,7 +238,7 @@ func TestProxyTypes(t *testing.T) {
 			t.Errorf("type %q gives %s with the id %s", given, c.Identity.Type, id)
 		}
 	}
-	for given, want := range map[string]string{"ztunnel": "an agent of its own", "agentgateway": "an agent of its own", "sidecart": "sidecar, router or waypoint"} {
+	for given, want := range map[string]string{"ztunnel": "does not use Envoy", "agentgateway": "does not use Envoy", "sidecart": "sidecar, router or waypoint"} {
 		in := env()
 		in.Flags.Type = given
 		if _, err := Resolve(in); err == nil || !strings.Contains(err.Error(), given) || !strings.Contains(err.Error(), want) {
@@ -261,8 +261,8 @@ func TestConcurrencySourcesInOrder(t *testing.T) {
 		"a flag of 0":          {0, "concurrency: 3", []string{"ISTIO_CPU_LIMIT=2"}, limits{cpus: 1}, "3", "mesh file ./etc/istio/config/mesh"},
 		"0 in ProxyConfig":     {0, "concurrency: 0", []string{"ISTIO_CPU_LIMIT=2"}, limits{cpus: 1}, "0", "mesh file ./etc/istio/config/mesh"},
 		"ISTIO_CPU_LIMIT":      {0, "drainDuration: 9s", []string{"ISTIO_CPU_LIMIT=2"}, limits{cpus: 1}, "2", "environment ISTIO_CPU_LIMIT"},
-		"cgroup":               {0, "drainDuration: 9s", nil, limits{cpus: 1.5}, "2", "control group's limit (1.5 CPUs)"},
-		"cgroup, under 1":      {0, "drainDuration: 9s", nil, limits{cpus: 0.1}, "1", "control group's limit (0.1 CPUs)"},
+		"cgroup":               {0, "drainDuration: 9s", nil, limits{cpus: 1.5}, "2", "cgroup limit (1.5 CPUs)"},
+		"cgroup, under 1":      {0, "drainDuration: 9s", nil, limits{cpus: 0.1}, "1", "cgroup limit (0.1 CPUs)"},
 		"cgroup without limit": {0, "drainDuration: 9s", nil, limits{}, "0", "default"},
 		"nothing":              {0, "drainDuration: 9s", nil, nil, "0", "default"},
 	} {

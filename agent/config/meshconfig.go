@@ -50,7 +50,7 @@ func newProxyConfigMerger() *proxyConfigMerger {
 // maxConfiguration is the maximum size of a configuration file.
 const maxConfiguration = 4 << 20
 
-// readMeshFile reads Istio's MeshConfig. A missing file is equivalent to an empty one.
+// readMeshFile reads Istio's MeshConfig from a file. For a missing file, it returns an empty MeshConfig.
 func (r *resolver) readMeshFile(file string) (*meshv1.MeshConfig, protoyaml.Document, error) {
 	mesh := &meshv1.MeshConfig{}
 	b, err := regularfile.Read(file, maxConfiguration)
@@ -68,15 +68,15 @@ func (r *resolver) readMeshFile(file string) (*meshv1.MeshConfig, protoyaml.Docu
 	return mesh, doc, nil
 }
 
-// warnUnknownFields adds warnings for unknown fields. They are not errors, because the injector may be newer than the
-// proxy.
+// warnUnknownFields adds a warning for each unknown field. Unknown fields are not errors, because the injector that wrote
+// them may be newer than this agent.
 func (r *resolver) warnUnknownFields(source string, unknown []error) {
 	for _, u := range unknown {
-		r.env.warn("%s: %v; it has no effect", source, u)
+		r.env.warn("%s: %v; the field has no effect", source, u)
 	}
 }
 
-// mergeProxyConfigYAML merges a ProxyConfig in YAML.
+// mergeProxyConfigYAML merges a ProxyConfig in YAML over the earlier sources.
 func (r *resolver) mergeProxyConfigYAML(text, source string) error {
 	layer := &meshv1.ProxyConfig{}
 	doc, unknown, err := protoyaml.UnmarshalKnown(text, layer)
@@ -88,8 +88,8 @@ func (r *resolver) mergeProxyConfigYAML(text, source string) error {
 	return nil
 }
 
-// merge replaces the fields that the document contains. The entries of proxyMetadata are merged individually, as in
-// Istio, because each is a separate setting.
+// merge replaces the fields of l.merged that doc contains by those of layer, which is doc in decoded form. The entries of
+// proxyMetadata are merged individually, as in Istio, because each is a separate setting.
 func (l *proxyConfigMerger) merge(layer *meshv1.ProxyConfig, doc protoyaml.Document, source string) {
 	from, to := layer.ProtoReflect(), l.merged.ProtoReflect()
 	fields := from.Descriptor().Fields()
@@ -123,7 +123,7 @@ func (l *proxyConfigMerger) merge(layer *meshv1.ProxyConfig, doc protoyaml.Docum
 	}
 }
 
-// source returns the source of a field, by its proto name.
+// source returns the source of the field with this proto name.
 func (l *proxyConfigMerger) source(field protoreflect.Name) string {
 	if s, ok := l.sources[field]; ok {
 		return s
@@ -131,7 +131,7 @@ func (l *proxyConfigMerger) source(field protoreflect.Name) string {
 	return sourceDefault
 }
 
-// settings returns the set fields under their YAML names.
+// settings returns the fields that have a value, with their YAML names and sources.
 func (l *proxyConfigMerger) settings() []Setting {
 	var list []Setting
 	fields := l.merged.ProtoReflect().Descriptor().Fields()

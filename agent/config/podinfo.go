@@ -10,8 +10,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
 )
 
-// readPodInfo reads labels or annotations in the format of Kubernetes' downward API. It returns nil if the file does
-// not exist, as outside a pod.
+// readPodInfo reads labels or annotations from a file of Kubernetes' downward API. It returns nil if the file does not
+// exist, because the agent does not run in a pod.
 func readPodInfo(file string) (map[string]string, error) {
 	b, err := regularfile.Read(file, maxConfiguration)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -20,25 +20,26 @@ type Inputs struct {
 	Flags Flags
 	// Env is the environment, as "name=value".
 	Env []string
-	// Interfaces returns the machine's addresses; may be nil.
+	// Interfaces returns the IP addresses of the machine's network interfaces; may be nil.
 	Interfaces func() ([]netip.Addr, error)
-	// AwaitAddress waits for a first address and returns the machine's addresses; nil does not wait.
+	// AwaitAddress waits until the machine has an IP address other than loopback, and returns its addresses. If it is
+	// nil, Resolve does not wait.
 	AwaitAddress func() []netip.Addr
 	// CacheDir is the project's cache directory, which may contain an Envoy.
 	CacheDir string
 	// WorkingDir is the base of the relative paths.
 	WorkingDir string
-	// Limits are the limits of the control group of agent and Envoy; nil for none.
+	// Limits returns the cgroup limits of the process; nil for no limits.
 	Limits Limits
-	// DetectExternalServer reports what another process serves on the certificate socket; nil disables the detection.
-	// The agent's own server, which listens on the control socket too, does not count. With wait, it waits for a
-	// server.
+	// DetectExternalServer returns which service another process serves on the certificate socket; nil disables the
+	// detection. A running agent, which also listens on the control socket, is ignored. If wait is set, the function
+	// waits until a server is found or a timeout has passed.
 	DetectExternalServer func(socket, control string, wait bool) sds.ExternalServer
-	// Cloud queries the location from the platform's metadata server; nil disables the query.
+	// Cloud reads the machine's location from the metadata server of a cloud platform; nil disables the query.
 	Cloud func(platform string) (CloudLocation, error)
 }
 
-// Flags are the command line of `proxy`. Changed contains the flags that were set.
+// Flags are the flags of the command `proxy`. Changed contains the names of the flags that the user set.
 type Flags struct {
 	Type              string
 	Domain            string
@@ -57,11 +58,12 @@ type Flags struct {
 	Changed           map[string]bool
 }
 
-// statTimeout is the timeout of checks whether a file exists, for hung file systems.
+// statTimeout limits checks whether a file exists, which hang on an unreachable network file system.
 const statTimeout = 3 * time.Second
 
-// Resolve returns the configuration. Sources in ascending precedence are: defaults, the mesh file, PROXY_CONFIG, the
-// pod's annotation, variables, flags. It reports all errors together, each with name, value and remedy.
+// Resolve returns the configuration. Its sources in ascending precedence are: defaults, the mesh file, PROXY_CONFIG, the
+// pod's annotations, other environment variables, flags. It reports all invalid settings in one error, each with its
+// name, value and remedy.
 func Resolve(in Inputs) (*Config, error) {
 	r := &resolver{in: in, env: newEnvironment(in.Env), merger: newProxyConfigMerger(), config: &Config{}, fs: fstimeout.TimeoutFS{Timeout: statTimeout}}
 	if err := r.resolveProxyType(); err != nil {
@@ -103,7 +105,7 @@ type resolver struct {
 	mesh   *meshv1.MeshConfig
 	file   string // path of the mesh file
 	config *Config
-	fs     fstimeout.TimeoutFS // for files that may be on a hung file system
+	fs     fstimeout.TimeoutFS // times out on a hung file system
 }
 
 func (r *resolver) resolveProxyType() error {
@@ -117,7 +119,7 @@ func (r *resolver) resolveProxyType() error {
 		r.env.addSetting("type", t, source)
 		return nil
 	case "ztunnel", "agentgateway":
-		return fmt.Errorf("proxy type %q is no Envoy, and has an agent of its own; use sidecar, router or waypoint", t)
+		return fmt.Errorf("proxy type %q is not supported, because it does not use Envoy; use sidecar, router or waypoint", t)
 	default:
 		return fmt.Errorf("proxy type %q is not known; use sidecar, router or waypoint", t)
 	}
@@ -132,7 +134,7 @@ func (r *resolver) mergeProxyConfig() error {
 	}
 	r.mesh = mesh
 	if doc == nil && r.in.Flags.Changed["meshConfig"] {
-		r.env.warn("--meshConfig %s: there is no such file, or nothing in it; the defaults hold", r.file)
+		r.env.warn("--meshConfig %s: the file does not exist or is empty; the defaults are used", r.file)
 	}
 	if section := doc.Section("defaultConfig"); section != nil {
 		r.merger.merge(mesh.GetDefaultConfig(), section, "mesh file "+r.file)
@@ -154,7 +156,7 @@ func (r *resolver) mergeProxyConfig() error {
 	return nil
 }
 
-// readPod reads the labels and annotations of the pod.
+// readPod reads the pod's labels and annotations from the files of the downward API.
 func (r *resolver) readPod() (err error) {
 	if r.config.Identity.Labels, err = readPodInfo(labelsFile); err != nil {
 		return err
@@ -163,13 +165,14 @@ func (r *resolver) readPod() (err error) {
 	return err
 }
 
-// noStatusPort disables the status port.
+// noStatusPort is the annotation value that disables the status port.
 const noStatusPort = "0"
 
-// statsAnnotation is the prefix of the annotations for Envoy's statistics. Package bootstrap applies them.
+// statsAnnotation is the prefix of the annotations that select Envoy's statistics. Package bootstrap applies them; this
+// package only lists them as settings.
 const statsAnnotation = "sidecar.istio.io/stats"
 
-// applyAnnotations applies the annotations that change the proxy's configuration. Those for a single setting override
+// applyAnnotations applies the pod's annotations to ProxyConfig. Annotations for a single setting override
 // proxy.istio.io/config.
 func (r *resolver) applyAnnotations() error {
 	a := r.config.Identity.Annotations
@@ -196,11 +199,11 @@ func (r *resolver) applyAnnotations() error {
 	return nil
 }
 
-// isPlaintext reports whether connections to an address have no TLS. As in Istio's agent, that depends on the auth
-// policy, or on port 15010, which never has TLS.
-func (r *resolver) isPlaintext(address string) bool {
-	for one := range strings.SplitSeq(address, ",") {
-		if !strings.HasSuffix(strings.TrimSpace(one), ":15010") {
+// isPlaintext reports whether the agent connects to addresses, a comma-separated list, without TLS. As in Istio's agent,
+// it does so if all ports are 15010, or if controlPlaneAuthPolicy is NONE.
+func (r *resolver) isPlaintext(addresses string) bool {
+	for address := range strings.SplitSeq(addresses, ",") {
+		if !strings.HasSuffix(strings.TrimSpace(address), ":15010") {
 			return r.config.Proxy.GetControlPlaneAuthPolicy() == meshv1.AuthenticationPolicy_NONE
 		}
 	}

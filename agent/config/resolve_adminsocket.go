@@ -6,12 +6,11 @@ import (
 	"strings"
 )
 
-// maxAdminSocket is the maximum length of the admin socket's path. A socket address has at most 107 bytes, and each
-// Envoy's own path has an additional number.
+// maxAdminSocket is the maximum length of the admin socket's path. A unix socket address has at most 107 bytes. The rest
+// is for the number that the agent appends to the path of each Envoy process.
 const maxAdminSocket = 100
 
-// resolveAdminSocket returns the path of the admin socket as Envoy and the agent open it; empty if the setting is
-// empty.
+// resolveAdminSocket returns the path of the admin socket; empty if ENVOY_ADMIN_SOCKET is not set.
 func (r *resolver) resolveAdminSocket() string {
 	const name, variable = "envoy.adminSocket", "ENVOY_ADMIN_SOCKET"
 	path := r.env.vars[variable]
@@ -19,7 +18,7 @@ func (r *resolver) resolveAdminSocket() string {
 		return ""
 	}
 	if !isFilePath(path) {
-		r.env.addValueError(variable, path, fmt.Sprintf("write the path of a file in a directory of its own, as /run/pilotfish/admin.sock, of at most %d bytes", maxAdminSocket))
+		r.env.addValueError(variable, path, fmt.Sprintf("write the path of a file in a separate directory, such as /run/pilotfish/admin.sock, of at most %d bytes", maxAdminSocket))
 		return ""
 	}
 	path = socketPath(filepath.Dir(path), filepath.Base(path))

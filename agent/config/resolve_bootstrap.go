@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
 )
 
-// Limits are the resource limits of this process; ok is false without a limit.
+// Limits returns the resource limits of this process. ok is false if there is no limit.
 type Limits interface {
 	MemoryLimit() (bytes uint64, ok bool)
 	CPULimit() (cores float64, ok bool)
@@ -37,26 +37,26 @@ func (r *resolver) resolveBootstrap() {
 	b.Tracing = r.resolveTracingProvider()
 }
 
-// readCustomBootstrap reads a complete bootstrap from the first setting that names one.
+// readCustomBootstrap reads a complete bootstrap from the file of the first setting that is not empty.
 func (r *resolver) readCustomBootstrap() {
 	b, p := &r.config.Bootstrap, r.config.Proxy
-	for _, place := range []struct{ file, source string }{
+	for _, setting := range []struct{ file, source string }{
 		{r.env.vars["ISTIO_BOOTSTRAP"], "environment ISTIO_BOOTSTRAP"},
 		{p.GetCustomConfigFile(), "customConfigFile (" + r.merger.source("custom_config_file") + ")"},
 		{r.in.Flags.TemplateFile, "flag --templateFile"},
 		{p.GetProxyBootstrapTemplatePath(), "proxyBootstrapTemplatePath (" + r.merger.source("proxy_bootstrap_template_path") + ")"},
 	} {
-		if place.file == "" {
+		if setting.file == "" {
 			continue
 		}
-		b.CustomFile = place.file
-		b.Custom = r.readBootstrapFile("bootstrap.custom", place.file, place.source)
+		b.CustomFile = setting.file
+		b.Custom = r.readBootstrapFile("bootstrap.custom", setting.file, setting.source)
 		return
 	}
 }
 
-// readBootstrapFile reads a part of the bootstrap. An unreadable file is an error, because the proxy would start with a
-// configuration that its owner does not want.
+// readBootstrapFile returns the content of a user's bootstrap file. An unreadable file is an error, because without it
+// the proxy would start with a configuration that the user does not want.
 func (r *resolver) readBootstrapFile(setting, file, source string) []byte {
 	if file == "" {
 		return nil
@@ -73,7 +73,7 @@ func (r *resolver) readBootstrapFile(setting, file, source string) []byte {
 	return data
 }
 
-// minMemory is less than any Envoy needs. A smaller limit probably lacks its unit.
+// minMemory is the minimum of PROXY_MEMORY_LIMIT. Envoy cannot run with less, so a smaller number probably lacks its unit.
 const minMemory = 16 << 20
 
 // resolveMemoryLimit returns the container's memory limit in bytes, from the variable or the control group; 0 for no
@@ -83,7 +83,7 @@ func (r *resolver) resolveMemoryLimit() uint64 {
 	if text := r.env.vars[variable]; text != "" {
 		n, err := parseBytes(text)
 		if err != nil || n > 0 && n < minMemory {
-			r.env.addValueError(variable, text, "write a number of bytes that Envoy can live on, as 256Mi, or 0 for no limit")
+			r.env.addValueError(variable, text, "write a number of bytes of at least 16Mi, such as 256Mi, or 0 for no limit")
 		}
 		r.env.addSetting(setting, n, "environment "+variable)
 		return n
@@ -98,7 +98,7 @@ func (r *resolver) resolveMemoryLimit() uint64 {
 	return 0
 }
 
-// quantityUnits are the units of Kubernetes' quantities.
+// quantityUnits are the suffixes of memory quantities in Kubernetes.
 var quantityUnits = map[string]float64{
 	"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,
 	"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40,
@@ -128,12 +128,12 @@ func (r *resolver) resolveTracingProvider() *meshv1.MeshConfig_ExtensionProvider
 			return p
 		}
 	}
-	r.addError("mesh file %s: defaultProviders.tracing names %q, which extensionProviders does not have", r.file, names[0])
+	r.addError("mesh file %s: defaultProviders.tracing names %q, which is not in extensionProviders; add it there or correct the name", r.file, names[0])
 	return nil
 }
 
-// setMetadataFromEnv sets the provider's gRPC metadata entries that refer to environment variables. Envoy sends them
-// unmodified.
+// setMetadataFromEnv sets the values of the provider's gRPC metadata entries that refer to environment variables. Envoy
+// cannot read the variables itself.
 func (r *resolver) setMetadataFromEnv(p *meshv1.MeshConfig_ExtensionProvider) {
 	for _, h := range p.GetOpentelemetry().GetGrpc().GetInitialMetadata() {
 		if value, ok := r.env.vars[h.GetEnvName()]; ok && h.GetEnvName() != "" {
@@ -142,7 +142,7 @@ func (r *resolver) setMetadataFromEnv(p *meshv1.MeshConfig_ExtensionProvider) {
 	}
 }
 
-// addError adds an error. All errors are reported together after the resolution.
+// addError adds an error to those that Resolve returns.
 func (r *resolver) addError(format string, args ...any) {
 	r.env.errs = append(r.env.errs, fmt.Errorf(format, args...))
 }

@@ -15,14 +15,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/sds"
 )
 
-// Certificates configures the source of certificates.
+// Certificates configures where the workload certificate comes from, and how it is requested.
 type Certificates struct {
-	// ExternalServer is the service that another process offers on Socket: SDS, which Envoy then uses directly, or a
+	// ExternalServer is the service that another process serves on Socket: SDS, which Envoy then uses directly, or a
 	// SPIFFE Workload API.
 	ExternalServer sds.ExternalServer
 	// WorkloadAPI is the gRPC target of a SPIFFE Workload API; empty for none.
 	WorkloadAPI string
-	// Files is a directory with cert-chain.pem, key.pem and root-cert.pem, which replace those of the CA.
+	// Files is a directory with cert-chain.pem, key.pem and root-cert.pem, which are used instead of the CA; empty for
+	// none.
 	Files string
 
 	Address           string
@@ -39,30 +40,31 @@ type Certificates struct {
 	GraceJitter       float64
 	DropReplacedRoots bool
 
-	// Anchors are additional roots for the verification of peers, in PEM.
+	// Anchors are additional root certificates that verify peers, in PEM.
 	Anchors []string
-	// CRLFile contains certificate revocation lists. The file may be missing.
+	// CRLFile is the path of the file with certificate revocation lists. The file may be missing.
 	CRLFile string
-	// KeyProvider is a hardware accelerator for private keys; nil for none.
+	// KeyProvider is the hardware accelerator with which Envoy uses private keys; nil for none.
 	KeyProvider *sds.KeyProvider
-	// Output configures files to which the certificate is written for other programs.
+	// Output configures the files to which the agent writes the certificate for other programs.
 	Output   sds.Output
 	Debounce time.Duration
 	// Socket is the path of Istio's certificate socket. The agent serves it unless an external server does.
 	Socket string
 }
 
-// filesOnlySocket is the socket for secrets from files if an external server serves the others.
+// filesOnlySocket is the socket on which the agent serves only secrets from files. The agent uses it if an external
+// server serves the workload certificate on the usual socket.
 const filesOnlySocket = "./var/run/secrets/credential-uds/files-socket"
 
 // gatewaySocket is the socket on which an external server may serve the secrets that gateways reference by
-// credentialName (sds://…). The control plane makes Envoy use it if the node metadata reports such a server.
+// credentialName (sds://…). If the node metadata gatewayMetadata is set, the control plane configures Envoy to use it.
 const (
 	gatewaySocket   = "./var/run/secrets/credential-uds/socket"
 	gatewayMetadata = "credential"
 )
 
-// OwnSocket returns the socket that the agent serves.
+// OwnSocket returns the path of the SDS socket that the agent serves.
 func (c Certificates) OwnSocket() string {
 	if c.ExternalServer == sds.ExternalNone {
 		return c.Socket
@@ -70,7 +72,7 @@ func (c Certificates) OwnSocket() string {
 	return filesOnlySocket
 }
 
-// envoySocket returns the socket from which Envoy gets its identity.
+// envoySocket returns the path of the SDS socket from which Envoy fetches the workload certificate.
 func (c Certificates) envoySocket() string {
 	if c.ExternalServer == sds.ExternalSDS {
 		return c.Socket
@@ -78,7 +80,7 @@ func (c Certificates) envoySocket() string {
 	return c.OwnSocket()
 }
 
-// filesSocket returns the socket for secrets from files if it differs from envoySocket; empty otherwise.
+// filesSocket returns the path of the SDS socket for secrets from files. It returns "" if that is envoySocket too.
 func (c Certificates) filesSocket() string {
 	if c.ExternalServer == sds.ExternalSDS {
 		return filesOnlySocket
@@ -103,7 +105,7 @@ func (r *resolver) resolveCertificates() {
 	c.Debounce = r.env.duration("certificates.debounce", "FILE_DEBOUNCE_DURATION", 100*time.Millisecond)
 }
 
-// resolveAuthority resolves the settings of certificate requests.
+// resolveAuthority resolves the address and credentials for certificate requests to the CA.
 func (r *resolver) resolveAuthority() {
 	c := &r.config.Certificates
 	c.Address = r.env.text("certificates.address", "CA_ADDR", r.config.ControlPlane.Address, "discoveryAddress")
@@ -141,16 +143,17 @@ func (r *resolver) authorityRootFile() (file, source string) {
 	return r.defaultRootFile(), r.env.variableSource("PILOT_CERT_PROVIDER")
 }
 
-// checkProvider adds an error for an unsupported CA. GKE's CA writes files, which findIdentityFiles finds.
+// checkProvider adds an error for an unsupported CA_PROVIDER. GKE writes its certificates to files, which
+// findIdentityFiles finds.
 func (r *resolver) checkProvider() {
 	switch p := r.env.text("certificates.provider", "CA_PROVIDER", citadel, sourceDefault); p {
 	case citadel:
 	case "GkeWorkloadCertificate":
 		if _, err := r.fs.Stat(filepath.Join(identityFiles, "cert-chain.pem")); err != nil && !isHung(err) {
-			r.env.addValueError("CA_PROVIDER", p, fmt.Sprintf("its certificate is missing (%v); mount it", err))
+			r.env.addValueError("CA_PROVIDER", p, fmt.Sprintf("the certificate files of GKE are missing (%v); mount them", err))
 		}
 	default:
-		r.env.addValueError("CA_PROVIDER", p, "use Citadel (Istio's CreateCertificate API) or GkeWorkloadCertificate, or leave it out")
+		r.env.addValueError("CA_PROVIDER", p, "use Citadel (Istio's CreateCertificate API) or GkeWorkloadCertificate, or remove the setting")
 	}
 }
 
@@ -173,13 +176,13 @@ func (r *resolver) resolveKeyType() sds.KeyType {
 			return sds.ECDSAP384
 		}
 	default:
-		r.env.addValueError("ECC_SIGNATURE_ALGORITHM", a, "use ECDSA, or leave it out for RSA")
+		r.env.addValueError("ECC_SIGNATURE_ALGORITHM", a, "use ECDSA, or remove the setting for RSA")
 	}
 	return sds.ECDSAP256
 }
 
-// resolveOutput resolves where the certificate is written. In Kubernetes, other containers of the pod read it as other
-// users.
+// resolveOutput resolves the directory and the file mode of the written certificate. In Kubernetes, all users may read
+// it, because other containers of the pod run as different users.
 func (r *resolver) resolveOutput() {
 	dir := r.env.vars["OUTPUT_CERTS"]
 	if dir == "" {
@@ -197,8 +200,8 @@ func (r *resolver) resolveOutput() {
 	}
 }
 
-// resolveExternalServer detects an external server on the certificate socket. A socket with a non-default name must
-// have one.
+// resolveExternalServer detects an external server on the certificate socket. If WORKLOAD_IDENTITY_SOCKET_FILE names
+// another socket than the default, a server must listen on it.
 func (r *resolver) resolveExternalServer() {
 	c := &r.config.Certificates
 	if r.in.DetectExternalServer == nil {
@@ -208,14 +211,14 @@ func (r *resolver) resolveExternalServer() {
 	c.ExternalServer = r.in.DetectExternalServer(c.Socket, ControlPath(r.config.Proxy.GetConfigPath()), named)
 	switch {
 	case c.ExternalServer != sds.ExternalNone:
-		r.env.addSetting("certificates.outside", c.ExternalServer, "somebody listens on "+c.Socket)
+		r.env.addSetting("certificates.externalServer", c.ExternalServer, "detected on "+c.Socket)
 	case named:
-		r.env.addValueError("WORKLOAD_IDENTITY_SOCKET_FILE", filepath.Base(c.Socket), "nobody listens on "+c.Socket+
-			": start what serves it before the agent, or leave the setting out for the agent's own")
+		r.env.addValueError("WORKLOAD_IDENTITY_SOCKET_FILE", filepath.Base(c.Socket), "no process listens on "+c.Socket+
+			": start the certificate server before the agent, or remove the setting, so that the agent serves certificates")
 	}
 }
 
-// detectGatewaySecrets reports an external server of gateway secrets in the node metadata.
+// detectGatewaySecrets sets gatewayMetadata in the node metadata if a server listens on gatewaySocket.
 func (r *resolver) detectGatewaySecrets() {
 	if r.in.DetectExternalServer == nil {
 		return
@@ -226,10 +229,11 @@ func (r *resolver) detectGatewaySecrets() {
 	}
 	_ = conn.Close()
 	r.config.Identity.Metadata[gatewayMetadata] = "true"
-	r.env.addSetting("certificates.gatewaySocket", gatewaySocket, "somebody listens there")
+	r.env.addSetting("certificates.gatewaySocket", gatewaySocket, "a server listens on it")
 }
 
-// resolveWorkloadAPI finds a SPIFFE Workload API by the variable of SPIFFE's libraries, or on the certificate socket.
+// resolveWorkloadAPI resolves the address of a SPIFFE Workload API: the certificate socket if a Workload API was detected
+// there, or else SPIFFE_ENDPOINT_SOCKET.
 func (r *resolver) resolveWorkloadAPI() {
 	c := &r.config.Certificates
 	switch address := r.env.vars["SPIFFE_ENDPOINT_SOCKET"]; {
@@ -248,16 +252,16 @@ func (r *resolver) resolveWorkloadAPI() {
 	}
 }
 
-// findIdentityFiles returns the directory of an identity that another program renews; empty if there is none. The
-// directories are those of Istio's agent. The agent's own output directory does not count.
+// findIdentityFiles returns the directory with a certificate that another program renews; empty if there is none. It
+// checks the directories that Istio's agent uses. It skips the directory to which this agent writes its own certificate.
 func (r *resolver) findIdentityFiles() string {
-	given, _ := strconv.ParseBool(r.env.vars["FILE_MOUNTED_CERTS"])
+	fileMounted, _ := strconv.ParseBool(r.env.vars["FILE_MOUNTED_CERTS"])
 	for _, dir := range []string{identityFiles, mountedFiles} {
-		mounted := dir == mountedFiles && given
+		mounted := dir == mountedFiles && fileMounted
 		if !r.isFile(sds.IdentityFiles(dir).CertFile) && !mounted || r.isSameDirectory(dir, r.config.Certificates.Output.Dir) {
 			continue
 		}
-		source := "cert-chain.pem was found there"
+		source := "found cert-chain.pem in it"
 		if mounted {
 			source = "environment FILE_MOUNTED_CERTS"
 		}
@@ -279,7 +283,7 @@ func (r *resolver) isSameDirectory(a, b string) bool {
 	return err == nil && os.SameFile(first, second)
 }
 
-// resolveAnchors resolves the roots of other trust domains in ProxyConfig.
+// resolveAnchors resolves the additional root certificates in ProxyConfig (caCertificatesPem).
 func (r *resolver) resolveAnchors() {
 	c := &r.config.Certificates
 	c.Anchors = r.config.Proxy.GetCaCertificatesPem()
@@ -288,7 +292,7 @@ func (r *resolver) resolveAnchors() {
 	}
 }
 
-// resolveKeyProvider returns the key provider of ProxyConfig.
+// resolveKeyProvider returns the privateKeyProvider of ProxyConfig; nil for none.
 func (r *resolver) resolveKeyProvider() *sds.KeyProvider {
 	switch p := r.config.Proxy.GetPrivateKeyProvider().GetProvider().(type) {
 	case *meshv1.PrivateKeyProvider_Cryptomb:

@@ -15,7 +15,7 @@ func TestNamedSocketMustBeServed(t *testing.T) {
 	testenv.InDir(t, nil)
 	in := env("WORKLOAD_IDENTITY_SOCKET_FILE=spire")
 	in.DetectExternalServer = func(string, string, bool) sds.ExternalServer { return sds.ExternalNone }
-	if _, err := Resolve(in); err == nil || !strings.Contains(err.Error(), "nobody listens") {
+	if _, err := Resolve(in); err == nil || !strings.Contains(err.Error(), "no process listens") {
 		t.Errorf("without it: %v", err)
 	}
 	for found, want := range map[sds.ExternalServer][3]string{

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// resolveConcurrency resolves the number of Envoy's worker threads: the flag, ProxyConfig, the container's CPU limit,
-// or 0 for Envoy's default.
+// resolveConcurrency resolves the number of Envoy's worker threads, from the flag, ProxyConfig, ISTIO_CPU_LIMIT, or the
+// cgroup's CPU limit. The default 0 selects one thread per core.
 func (r *resolver) resolveConcurrency() {
 	n, source := r.lookupConcurrency()
 	if n < 0 || n > maxThreads {
@@ -18,7 +18,7 @@ func (r *resolver) resolveConcurrency() {
 	r.env.addSetting("envoy.concurrency", n, source)
 }
 
-// maxThreads is above the number of processors of any machine.
+// maxThreads is the maximum of the concurrency setting. No machine has more processors.
 const maxThreads = 1 << 14
 
 func (r *resolver) lookupConcurrency() (n int, source string) {
@@ -31,7 +31,7 @@ func (r *resolver) lookupConcurrency() (n int, source string) {
 	if limit := r.env.vars["ISTIO_CPU_LIMIT"]; limit != "" {
 		cpus, err := parseCPUs(limit)
 		if err != nil {
-			r.env.addValueError("ISTIO_CPU_LIMIT", limit, "write a number of CPUs, as 2, 1.5 or 500m")
+			r.env.addValueError("ISTIO_CPU_LIMIT", limit, "write a number of CPUs, such as 2, 1.5 or 500m")
 		}
 		return cpus, "environment ISTIO_CPU_LIMIT"
 	}

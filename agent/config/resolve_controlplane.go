@@ -27,17 +27,19 @@ type ControlPlane struct {
 	Headers           map[string]string
 	SotW              bool
 	Socket            string
-	// SocketUsers may use the xDS socket; nil means the agent's own user, root and the proxy user.
+	// SocketUsers are the users that may connect to the xDS socket; nil selects the agent's user, root and the proxy
+	// user.
 	SocketUsers uds.Users
-	// ListedUsers are the users in XDS_SOCKET_USERS. They need no secret.
+	// ListedUsers are the users in XDS_SOCKET_USERS. Their clients connect without the secret that Envoy sends.
 	ListedUsers uds.Users
 	// NoSecret disables the secret that Envoy sends to the agent's sockets.
 	NoSecret          bool
 	KeepaliveInterval time.Duration
 	KeepaliveTimeout  time.Duration
-	// MaxRequest limits the size of a message from Envoy, in bytes; 0 is the relay's default.
+	// MaxRequest is the maximum size of a message from Envoy, in bytes; 0 selects the default of the relay.
 	MaxRequest int
-	// ProxyConfig subscribes the agent to the ProxyConfig resource with the mesh's trust bundles.
+	// ProxyConfig subscribes the agent to the ProxyConfig resource of the control plane, which contains the mesh's trust
+	// bundles.
 	ProxyConfig bool
 }
 
@@ -50,7 +52,7 @@ func (c ControlPlane) Addresses() []string {
 	return all
 }
 
-// Node metadata with the paths of a client certificate, if certificates are mounted as files.
+// Keys of the node metadata with the paths of the client certificate. They apply if FILE_MOUNTED_CERTS is set.
 const (
 	metadataClientCert = "TLS_CLIENT_CERT_CHAIN"
 	metadataClientKey  = "TLS_CLIENT_KEY"
@@ -87,10 +89,11 @@ func (r *resolver) resolveControlPlane() {
 	c.MaxRequest = r.resolveMaxRequest()
 }
 
-// noPolicy is the displayed setting without a TLS policy.
+// noPolicy is the value that the list of settings shows if no TLS policy is set.
 const noPolicy = "none"
 
-// resolveTLSPolicy warns of an unknown policy and ignores it, as Istio's agent and the control plane do.
+// resolveTLSPolicy resolves COMPLIANCE_POLICY. It ignores an unknown policy with a warning, as Istio's agent and control
+// plane do.
 func (r *resolver) resolveTLSPolicy() {
 	policy := tlspolicy.Policy(r.env.vars["COMPLIANCE_POLICY"])
 	if err := policy.Check(); err != nil {
@@ -105,8 +108,8 @@ func (r *resolver) resolveTLSPolicy() {
 	r.env.addSetting("tls.policy", string(policy), "environment COMPLIANCE_POLICY")
 }
 
-// resolveClientCertificate finds the client certificate as Istio's agent does: in the directory PROV_CERT, or by node
-// metadata.
+// resolveClientCertificate resolves the client certificate for the control plane as Istio's agent does: from the directory
+// PROV_CERT, or from the paths in the node metadata.
 func (r *resolver) resolveClientCertificate(mounted bool) {
 	c := &r.config.ControlPlane
 	dir := r.env.vars["PROV_CERT"]
@@ -130,20 +133,20 @@ func (r *resolver) resolveClientCertificate(mounted bool) {
 
 // controlPlaneRootFile returns the default of XDS_ROOT_CA. It tries the candidates in the same order as Istio's agent.
 func (r *resolver) controlPlaneRootFile(mounted bool) (file, source string) {
-	place, _ := r.config.Identity.Metadata[metadataClientRoot].(string)
+	mountedRoot, _ := r.config.Identity.Metadata[metadataClientRoot].(string)
 	switch {
 	case r.isFile(customRoot):
-		return customRoot, "it was found there"
+		return customRoot, "the file exists"
 	case r.env.vars["PROV_CERT"] != "":
 		return filepath.Join(r.env.vars["PROV_CERT"], "root-cert.pem"), "environment PROV_CERT"
-	case mounted && place != "":
-		return place, "FILE_MOUNTED_CERTS and metadata." + metadataClientRoot
+	case mounted && mountedRoot != "":
+		return mountedRoot, "FILE_MOUNTED_CERTS and metadata." + metadataClientRoot
 	}
 	return r.defaultRootFile(), r.env.variableSource("PILOT_CERT_PROVIDER")
 }
 
-// isFile reports whether name is a regular file. It returns true if the file system hangs: someone mounted it for this
-// file, and the reader of the file waits for it and reports that.
+// isFile reports whether name is a regular file. It returns true if the file system hangs: the mount indicates that the
+// file is configured, and the code that reads the file reports the hang.
 func (r *resolver) isFile(name string) bool {
 	info, err := r.fs.Stat(name)
 	return isHung(err) || err == nil && info.Mode().IsRegular()
@@ -171,7 +174,7 @@ func (r *resolver) resolveMaxRequest() int {
 func checkAddresses(list string) error {
 	for one := range strings.SplitSeq(list, ",") {
 		if err := checkHostPort(strings.TrimSpace(one)); err != nil {
-			return fmt.Errorf("%w; several have commas between them", err)
+			return fmt.Errorf("%w; separate several addresses by commas", err)
 		}
 	}
 	return nil

@@ -15,32 +15,34 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
-// DNS configures the DNS server for the application.
+// DNS configures the DNS server that the agent runs for the application.
 type DNS struct {
-	// Listen is the listen address as host:port; localhost means both loopback addresses.
+	// Listen is the listen address as host:port. The host localhost selects 127.0.0.1 and ::1.
 	Listen string
-	// ForwardWithoutTable forwards all queries until the control plane has sent its names. If the agent is the
-	// machine's only resolver, it needs this to find the control plane.
+	// ForwardWithoutTable forwards all queries until the control plane has sent the names of the mesh. It is required
+	// if the agent is the machine's only resolver: the agent itself could otherwise not resolve the control plane's name.
 	ForwardWithoutTable bool
-	// ForwardParallel queries all resolvers at once. ForwardTimeout is the timeout of a forwarded query.
+	// ForwardParallel sends each forwarded query to all resolvers at once. ForwardTimeout is its timeout.
 	ForwardParallel bool
 	ForwardTimeout  time.Duration
-	// TTL is the TTL of the mesh's names.
+	// TTL is the time to live of answers for names of the mesh.
 	TTL time.Duration
-	// AllowFrom lists networks that may query the server, in addition to the machine itself.
+	// AllowFrom lists networks whose machines may query the server. The machine itself always may.
 	AllowFrom []netip.Prefix
-	// ResolvConf is the file with resolvers and search domains.
+	// ResolvConf is the path of the file with resolvers and search domains, in the format of resolv.conf.
 	ResolvConf string
-	// KeepFile is the file that stores the last names for a start without a control plane; empty to disable.
+	// KeepFile is the path of the file that stores the names of the mesh for a start without a control plane; empty
+	// disables it.
 	KeepFile string
 }
 
 const (
 	defaultDNSPort = "15053"
-	// ownResolvConf contains the machine's resolvers, as in Istio, if /etc/resolv.conf names this agent.
+	// ownResolvConf is the path of the file with the machine's original resolvers, as in Istio. It exists on VMs whose
+	// /etc/resolv.conf refers to this agent.
 	ownResolvConf = "/var/lib/istio/resolv.conf"
 	nameTableFile = "names"
-	// maxTTL is the maximum of DNS_TTL.
+	// maxTTL is the maximum value of DNS_TTL.
 	maxTTL = 24 * time.Hour
 )
 
@@ -52,7 +54,7 @@ func (r *resolver) resolveDNS() {
 		r.config.Identity.Metadata["DNS_PROXY_ADDR"] = address // the control plane configures Envoy to use this resolver
 	}
 	if capture && !requested && r.config.Identity.Type != bootstrap.Sidecar {
-		r.env.warn("ISTIO_META_DNS_CAPTURE=true has an effect in sidecars only; set ISTIO_META_ENABLE_DNS_SERVER=true for a %s", r.config.Identity.Type)
+		r.env.warn("ISTIO_META_DNS_CAPTURE=true has an effect only in sidecars; set ISTIO_META_ENABLE_DNS_SERVER=true for a %s", r.config.Identity.Type)
 		capture = false
 	}
 	if !capture && !requested {
@@ -61,7 +63,7 @@ func (r *resolver) resolveDNS() {
 	c := &DNS{}
 	c.Listen = r.env.text("dns.address", "DNS_PROXY_ADDR", net.JoinHostPort(r.defaultDNSHost(), defaultDNSPort), sourceDefault)
 	if _, port, err := net.SplitHostPort(c.Listen); err != nil {
-		r.env.addValueError("DNS_PROXY_ADDR", c.Listen, "write host:port, as localhost:15053, or :53 for all addresses")
+		r.env.addValueError("DNS_PROXY_ADDR", c.Listen, "write host:port, such as localhost:15053, or :53 for all addresses")
 	} else if _, err := parsePort(port); err != nil {
 		r.env.addValueError("DNS_PROXY_ADDR", c.Listen, "write a port from 1 to 65535")
 	}
@@ -84,7 +86,8 @@ func (r *resolver) resolveDNS() {
 	r.config.DNS = c
 }
 
-// useProxyUser makes Envoy run as the proxy user. The agent is root to listen on port 53; Envoy need not be.
+// useProxyUser configures Envoy to run as the proxy user. The agent runs as root to listen on port 53, but Envoy does not
+// require root.
 func (r *resolver) useProxyUser() {
 	if !r.config.Envoy.Disabled {
 		r.config.Envoy.User = &owner.Owner{UID: uds.ProxyUID, GID: uds.ProxyUID}
@@ -108,7 +111,7 @@ func (r *resolver) metadataBool(name, variable string) bool {
 	return on
 }
 
-// defaultDNSHost returns localhost, or the address to which all of the agent's ports are bound.
+// defaultDNSHost returns PROXY_BIND_ADDRESS, or localhost if it is not set.
 func (r *resolver) defaultDNSHost() string {
 	if r.config.Bind.IsValid() {
 		return r.config.Bind.String()
@@ -133,7 +136,7 @@ func (r *resolver) parsePrefixes(name, variable string) []netip.Prefix {
 			prefix, err = netip.PrefixFrom(ip, ip.BitLen()), nil
 		}
 		if err != nil {
-			r.env.addValueError(variable, text, "write networks between commas, as 10.0.0.0/8,fd00::/8")
+			r.env.addValueError(variable, text, "write networks separated by commas, such as 10.0.0.0/8,fd00::/8")
 			continue
 		}
 		all = append(all, prefix.Masked())

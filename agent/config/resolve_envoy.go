@@ -42,7 +42,7 @@ func (r *resolver) resolveEnvoy() {
 	r.checkDurations()
 }
 
-// checkDurations adds errors for negative durations, which Envoy would misinterpret.
+// checkDurations adds errors for negative durations in ProxyConfig, which Envoy would misinterpret.
 func (r *resolver) checkDurations() {
 	p := r.config.Proxy
 	for name, d := range map[protoreflect.Name]*durationpb.Duration{
@@ -55,7 +55,7 @@ func (r *resolver) checkDurations() {
 	}
 }
 
-// noteFlag records the value of a flag as a setting, unless it is empty.
+// noteFlag returns the value of a flag. It records the value as a setting unless it is empty.
 func (r *resolver) noteFlag(name, flag, value string) string {
 	if value != "" {
 		r.env.addSetting(name, value, r.flagSource(flag))
@@ -71,7 +71,7 @@ func (r *resolver) flagSource(flag string) string {
 	return sourceDefault
 }
 
-// checkPorts adds errors for invalid ports and for two uses of one port.
+// checkPorts adds errors for invalid port numbers, and for ports with the same number.
 func (r *resolver) checkPorts() {
 	used := map[int64]string{}
 	for _, p := range []struct {
@@ -119,7 +119,7 @@ func checkHostPort(address string) error {
 		_, err = parsePort(port)
 	}
 	if err != nil || host == "" || strings.ContainsAny(host, " \t\r\n/") {
-		return fmt.Errorf("write it as host:port, as %s", defaultDiscovery)
+		return fmt.Errorf("write it as host:port, such as %s", defaultDiscovery)
 	}
 	return nil
 }

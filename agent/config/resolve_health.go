@@ -13,13 +13,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/probe"
 )
 
-// Kubernetes' defaults of a probe, which Istio's agent uses too.
+// Defaults of a probe in seconds, as in Kubernetes and Istio's agent.
 const (
 	defaultProbePeriod  = 10
 	defaultProbeTimeout = 1
 )
 
-// resolveHealthCheck resolves ProxyConfig's readinessProbe, the health check of an application without a kubelet.
+// resolveHealthCheck resolves ProxyConfig's readinessProbe, with which the agent checks an application on a VM.
 func (r *resolver) resolveHealthCheck() {
 	p := r.config.Proxy.GetReadinessProbe()
 	if p == nil {
@@ -35,10 +35,10 @@ func (r *resolver) resolveHealthCheck() {
 	r.env.addSetting("healthCheck", fmt.Sprintf("%s within %s every %s", c.Probe, c.Probe.Timeout, c.Period), source)
 }
 
-// defaultApplicationHost returns the host of probes that name none: localhost, or the node metadata APP_ADDRESS.
+// defaultApplicationHost returns the host of probes that do not specify one: the node metadata APP_ADDRESS, or localhost.
 func (r *resolver) defaultApplicationHost() string {
-	elsewhere, _ := r.config.Identity.Metadata["APP_ADDRESS"].(string)
-	return cmp.Or(elsewhere, "localhost")
+	address, _ := r.config.Identity.Metadata["APP_ADDRESS"].(string)
+	return cmp.Or(address, "localhost")
 }
 
 func readHealthCheck(p *networkingv1.ReadinessProbe, host string) (*HealthCheck, error) {
@@ -83,11 +83,11 @@ func readHealthProbe(p *networkingv1.ReadinessProbe, host string) (s probe.Spec,
 	case *networkingv1.ReadinessProbe_Exec:
 		s.Exec = &probe.Exec{Command: m.Exec.GetCommand()}
 		if len(s.Exec.Command) == 0 {
-			err = errors.New("exec has no command: write it as a list, as [/usr/bin/check, --quick]")
+			err = errors.New("exec has no command: write the command as a list, such as [/usr/bin/check, --quick]")
 		}
 		return s, err
 	}
-	return s, errors.New("it has no method: write one of httpGet, tcpSocket, grpc and exec")
+	return s, errors.New("the probe has no method: write one of httpGet, tcpSocket, grpc and exec")
 }
 
 func checkPort(n uint32, port *uint16) error {

@@ -32,29 +32,31 @@ func (r *resolver) resolveIdentity() {
 	id.ClusterID, _ = id.Metadata["CLUSTER_ID"].(string)
 }
 
-// checkNames adds errors for names that would break the node ID, whose parts are joined by "~".
+// checkNames adds errors for names with characters that are not allowed in the node ID, whose parts are joined by "~".
 func (r *resolver) checkNames() {
 	for _, v := range []struct{ variable, value string }{
 		{"POD_NAME", r.config.Identity.Name}, {"POD_NAMESPACE", r.config.Identity.Namespace},
 		{"SERVICE_ACCOUNT", r.config.Identity.ServiceAccount}, {"TRUST_DOMAIN", r.config.Identity.TrustDomain},
 	} {
 		if strings.ContainsAny(v.value, "~/ \t\n") {
-			r.env.addValueError(v.variable, v.value, "a name has no ~, slash or space in it")
+			r.env.addValueError(v.variable, v.value, "remove each ~, slash and space from the name")
 		}
 	}
 }
 
-// ErrNoAddress reports that the machine has no address. It may get one later, so a restart of the agent can succeed.
+// ErrNoAddress reports that the machine has no IP address other than loopback. A restart of the agent can succeed, because
+// the network may start later than the agent.
 var ErrNoAddress = errors.New("this machine has only loopback addresses; set INSTANCE_IP to the address of the proxy")
 
-// resolveAddresses resolves the proxy's addresses: INSTANCE_IP first, then the machine's others. A loopback INSTANCE_IP
-// is the only address: the machine then runs several workloads.
+// resolveAddresses resolves the proxy's IP addresses: first INSTANCE_IP, then the machine's other addresses. If
+// INSTANCE_IP is a loopback address, it is the only one: the machine then runs several workloads, each with its own
+// loopback address.
 func (r *resolver) resolveAddresses() {
 	id := &r.config.Identity
-	named := r.env.address("address", "INSTANCE_IP")
-	if named.IsValid() {
-		id.IPs = []netip.Addr{named}
-		if named.IsLoopback() {
+	instance := r.env.address("address", "INSTANCE_IP")
+	if instance.IsValid() {
+		id.IPs = []netip.Addr{instance}
+		if instance.IsLoopback() {
 			return
 		}
 	}
@@ -80,13 +82,13 @@ func (r *resolver) listInterfaces() []netip.Addr {
 	}
 	ips, err := r.in.Interfaces()
 	if err != nil {
-		r.env.warn("the machine's addresses cannot be listed: %v", err)
+		r.env.warn("listing the machine's IP addresses failed: %v", err)
 	}
 	return ips
 }
 
-// resolveMetadata collects the node metadata from ProxyConfig and the environment. ISTIO_META_X=v sets X to "v".
-// ISTIO_METAJSON_* contains an object, all of whose entries are added.
+// resolveMetadata collects the node metadata from ProxyConfig and the environment. ISTIO_META_X=v sets the entry X to
+// "v". ISTIO_METAJSON_* contains a JSON object; each of its fields sets an entry.
 func (r *resolver) resolveMetadata() {
 	id, sources := &r.config.Identity, map[string]string{}
 	id.Metadata = map[string]any{}
@@ -111,7 +113,7 @@ func (r *resolver) resolveMetadata() {
 	r.resolveLabels()
 }
 
-// metadataText returns a metadata value for output, with secrets masked.
+// metadataText formats a metadata value for the list of settings, with secrets masked.
 func metadataText(value any) string {
 	if text, ok := value.(string); ok {
 		return text
@@ -131,15 +133,15 @@ func (r *resolver) parseMetadataObject(variable, text string) map[string]any {
 	return object
 }
 
-// podTemplateHash differs between replica sets of one workload. It is omitted, because it would make equal proxies look
-// different.
+// podTemplateHash is a label that differs between the ReplicaSets of one Deployment. It is omitted, so that the control
+// plane can treat their proxies as equal.
 const podTemplateHash = "pod-template-hash"
 
-// staticLabels is the metadata entry from which Istio's control plane reads labels that are not the pod's. Otherwise
-// the pod's labels would replace them.
+// staticLabels is the metadata entry from which Istio's control plane reads labels that are not on the pod. Labels in the
+// entry LABELS would be replaced by the pod's labels.
 const staticLabels = "STATIC_LABELS"
 
-// resolveLabels merges the pod's labels over those of ISTIO_METAJSON_LABELS.
+// resolveLabels merges the labels in ISTIO_METAJSON_LABELS with the pod's labels, which have precedence.
 func (r *resolver) resolveLabels() {
 	id := &r.config.Identity
 	labels, pod := map[string]string{}, id.Labels

@@ -8,19 +8,19 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/lastgood"
 )
 
-// LastGood configures the storage of the last accepted configuration, with which Envoy starts while no control
-// plane answers.
+// LastGood configures the storage of the last accepted configuration. Envoy starts with it if no control plane responds.
 type LastGood struct {
-	// Dirs are tried in order; if empty, nothing is stored on disk.
+	// Dirs are the candidate directories, in order of preference. If the list is empty, nothing is stored on disk.
 	Dirs     []string
 	MaxBytes int64
 }
 
 const (
-	// podData is an on-disk volume that the injector mounts. The volume of configPath is in memory.
+	// podData is the path of a volume on disk that the injector mounts. It is preferred to configPath, whose volume is
+	// in memory.
 	podData       = "/var/lib/istio/data"
 	lastGoodInDir = "last-good"
-	// noDir, in place of a directory, disables the storage.
+	// noDir is the value of KEEP_CONFIGURATION_DIR that disables the storage.
 	noDir = "none"
 )
 
@@ -43,11 +43,11 @@ func (r *resolver) resolveLastGood() {
 	}
 }
 
-// bytesParser returns a parser of byte counts that are at least least.
-func bytesParser(least int64) func(string) (int64, error) {
+// bytesParser returns a function that parses a number of bytes, and fails if it is less than minimum.
+func bytesParser(minimum int64) func(string) (int64, error) {
 	return func(s string) (int64, error) {
 		n, err := strconv.ParseInt(s, 10, 64)
-		if err == nil && n < least {
+		if err == nil && n < minimum {
 			err = strconv.ErrRange
 		}
 		return n, err

@@ -17,18 +17,20 @@ import (
 const (
 	scrapeVariable     = "ISTIO_PROMETHEUS_ANNOTATIONS"
 	httpsPortsVariable = "METRICS_HTTPS_PORTS"
-	// maxScrapeText is above the kernel's limit for one variable, maxTargets above the number of containers of a pod.
+	// maxScrapeText is the maximum length of scrapeVariable. The kernel's limit for one variable is smaller.
 	maxScrapeText = 1 << 20
-	maxTargets    = 16
+	// maxTargets is the maximum number of scrape targets.
+	maxTargets = 16
 
 	defaultMetricsPort = 80
 	defaultMetricsPath = "/metrics"
 )
 
-// reservedPorts are ports of a proxy. They serve no application metrics.
+// reservedPorts are the ports that agent and Envoy use by default. They cannot be scrape targets of the application.
 var reservedPorts = []int64{15000, 15001, 15004, 15006, 15008, 15020, 15021, 15053, 15090}
 
-// scrapeAnnotations are the pod's metrics annotations in the JSON of Istio's injector: one target, or several.
+// scrapeAnnotations is the JSON form of the pod's prometheus.io annotations, written by Istio's injector. It contains
+// either one target (Port and Path) or several (Targets).
 type scrapeAnnotations struct {
 	Scrape  string         `json:"scrape"`
 	Port    portText       `json:"port"`
@@ -41,7 +43,7 @@ type scrapeTarget struct {
 	Path string   `json:"path"`
 }
 
-// portText is a port, in JSON either a string or a number.
+// portText is a port number, which is a string or a number in JSON.
 type portText string
 
 // UnmarshalJSON accepts a string or a number.
@@ -58,7 +60,7 @@ func (p *portText) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// resolveMetrics resolves what is merged with the agent's metrics, and who may read it.
+// resolveMetrics resolves which metrics /metrics serves with those of the agent, and which clients may scrape them.
 func (r *resolver) resolveMetrics() {
 	c := &r.config.Metrics
 	c.Envoy = r.env.boolean("metrics.envoy", "PILOT_AGENT_MERGE_ENVOY_STATS", true)
@@ -93,7 +95,7 @@ func (r *resolver) resolveMetrics() {
 	}
 }
 
-// resolveOptionalPort returns a port, or 0 for none. It adds an error if the port is in use by the proxy.
+// resolveOptionalPort returns a port, or 0 for none. It adds an error if another listener of the proxy has the port.
 func (r *resolver) resolveOptionalPort(name, variable string) uint32 {
 	port := parseVariable(r.env, name, variable, 0, "write a port from 1 to 65535, or 0 for none", func(s string) (uint32, error) {
 		n, err := strconv.ParseUint(s, 10, 16)
@@ -119,7 +121,7 @@ func (r *resolver) proxyPorts() []int64 {
 	return ports
 }
 
-// readScrapeTargets parses the variable. It ignores unknown fields, which newer injectors may add.
+// readScrapeTargets parses the value of scrapeVariable. It ignores unknown fields, which newer injectors may add.
 func readScrapeTargets(text string) ([]scrapeTarget, error) {
 	if len(text) > maxScrapeText {
 		return nil, fmt.Errorf("it is longer than %d bytes", maxScrapeText)
@@ -146,7 +148,7 @@ func readScrapeTargets(text string) ([]scrapeTarget, error) {
 	return targets, nil
 }
 
-// complete sets defaults, and returns an error for a target that cannot be scraped.
+// complete sets the defaults of the target's empty fields. It returns an error for an invalid port or path.
 func (t *scrapeTarget) complete() error {
 	if t.Port == "" {
 		t.Port = portText(strconv.Itoa(defaultMetricsPort))
@@ -163,12 +165,12 @@ func (t *scrapeTarget) complete() error {
 		t.Path = "/" + t.Path
 	}
 	if u, err := url.ParseRequestURI(t.Path); err != nil || u.Host != "" {
-		return fmt.Errorf("path %q: write it as %s", t.Path, defaultMetricsPath)
+		return fmt.Errorf("path %q: write a path such as %s", t.Path, defaultMetricsPath)
 	}
 	return nil
 }
 
-// httpsPorts returns the ports of targets that are scraped over HTTPS.
+// httpsPorts returns the ports in METRICS_HTTPS_PORTS, whose targets are scraped over HTTPS.
 func (r *resolver) httpsPorts() []string {
 	var ports []string
 	for port := range strings.SplitSeq(r.env.vars[httpsPortsVariable], ",") {
@@ -185,22 +187,22 @@ func (r *resolver) httpsPorts() []string {
 	return ports
 }
 
-// addMetricsTarget adds one target. The agent's own port is an error, because the agent would scrape itself. Other
-// ports of the proxy are only skipped: an annotation should not prevent the pod's start.
+// addMetricsTarget adds one target. The agent's status port is an error, because the agent would scrape itself. Targets
+// with other ports of the proxy are only skipped: an annotation should not prevent the pod's start.
 func (r *resolver) addMetricsTarget(t scrapeTarget, https []string) {
 	port, _ := strconv.ParseInt(string(t.Port), 10, 32)
 	switch {
 	case port == int64(r.config.Proxy.GetStatusPort()):
 		r.env.addValueError(scrapeVariable, r.env.vars[scrapeVariable],
-			fmt.Sprintf("port %d is the agent's own, so the agent would scrape itself: name the application's port in prometheus.io/port, and inject the pod once", port))
+			fmt.Sprintf("port %d is the status port of the agent, which would scrape itself: write the application's port in prometheus.io/port, and inject the pod only once", port))
 		return
 	case slices.Contains(reservedPorts, port), slices.Contains(r.proxyPorts(), port):
-		r.env.warn("%s: port %d is the proxy's own, not the application's; its metrics are not merged", scrapeVariable, port)
+		r.env.warn("%s: port %d belongs to the proxy, not to the application; its metrics are not merged", scrapeVariable, port)
 		return
 	}
 	host := "localhost"
-	if elsewhere, _ := r.config.Identity.Metadata["APP_ADDRESS"].(string); elsewhere != "" {
-		host = elsewhere // the application has another network namespace
+	if address, _ := r.config.Identity.Metadata["APP_ADDRESS"].(string); address != "" {
+		host = address // the application runs in another network namespace
 	}
 	scheme := "http"
 	if slices.Contains(https, string(t.Port)) {

@@ -18,14 +18,14 @@ import (
 
 const (
 	probersVariable = "ISTIO_KUBE_APP_PROBERS"
-	// maxProberText is above the kernel's limit for one variable.
+	// maxProberText is the maximum length of ISTIO_KUBE_APP_PROBERS. The kernel's limit for one variable is smaller.
 	maxProberText = 1 << 20
 	// maxProbeTimeout is the maximum timeout of a probe.
 	maxProbeTimeout = 24 * time.Hour
 )
 
-// appProber is one probe in the JSON of Istio's injector, with the field names of Kubernetes. The kubelet sends the
-// probe's headers itself, and the host is always the pod.
+// appProber is one probe in the JSON of Istio's injector, with the field names of Kubernetes. It has no headers and no
+// host: the kubelet sends the headers to the agent, and the host is always the pod.
 type appProber struct {
 	HTTPGet *struct {
 		Path        string          `json:"path"`
@@ -52,7 +52,7 @@ var appProbePath = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^/(app-health|app-lifecycle)/[^/]+/(livez|readyz|startupz|prestopz|poststartz)$`)
 })
 
-// resolveAppProbes resolves the probes that the agent forwards for the kubelet.
+// resolveAppProbes resolves the probes of the kubelet that the agent forwards to the application.
 func (r *resolver) resolveAppProbes() {
 	c := &r.config.AppProbes
 	c.HTTP2 = r.env.boolean("appProbes.http2", "ISTIO_ENABLE_HTTP2_PROBING", true)
@@ -85,7 +85,7 @@ func (r *resolver) resolveAppProbes() {
 	}
 }
 
-// resolveProbeHost returns the host of forwarded probes: the pod's own address, as for a kubelet.
+// resolveProbeHost returns the host of forwarded probes: the pod's IP address, to which the kubelet would send them.
 func (r *resolver) resolveProbeHost() string {
 	localhost := r.env.boolean("appProbes.localhost", "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION", false)
 	host := r.defaultApplicationHost()
@@ -97,41 +97,41 @@ func (r *resolver) resolveProbeHost() string {
 
 func timeoutText(d time.Duration) string {
 	if d == 0 {
-		return "the caller's time"
+		return "the caller's timeout"
 	}
 	return d.String()
 }
 
-// checkNotSelf returns an error for a probe of the agent itself, as after a double injection.
+// checkNotSelf returns an error for a probe whose target is the agent. It results from injecting a pod twice.
 func (r *resolver) checkNotSelf(s probe.Spec) error {
 	if s.HTTP != nil && int32(s.HTTP.Port) == r.config.Proxy.GetStatusPort() && appProbePath().MatchString(s.HTTP.Path) {
-		return fmt.Errorf("port %d and path %s are the agent's own: the pod was injected twice; deploy it from its original", s.HTTP.Port, s.HTTP.Path)
+		return fmt.Errorf("port %d and path %s belong to the agent: the pod was injected twice; deploy the original manifest", s.HTTP.Port, s.HTTP.Path)
 	}
 	return nil
 }
 
-// parseAppProbers parses the variable. It returns unknown fields separately from errors: a newer injector may write
-// more fields, and the probes work nevertheless.
+// parseAppProbers parses ISTIO_KUBE_APP_PROBERS. unknown reports fields that this agent does not know. They are not an
+// error, because a newer injector may write more fields.
 func parseAppProbers(text string) (probers map[string]*appProber, unknown, err error) {
 	if len(text) > maxProberText {
 		return nil, nil, fmt.Errorf("it is longer than %d bytes", maxProberText)
 	}
 	if err := decodeOne(text, &probers, false); err != nil {
-		return nil, nil, fmt.Errorf("it is not the JSON that the injector writes: %w", err)
+		return nil, nil, fmt.Errorf("the value is not the JSON of Istio's injector: %w", err)
 	}
 	for path, p := range probers {
 		if !appProbePath().MatchString(path) {
 			return nil, nil, fmt.Errorf("path %q: write /app-health/<container>/livez, readyz or startupz, or /app-lifecycle/<container>/prestopz or poststartz", path)
 		}
 		if p == nil {
-			return nil, nil, fmt.Errorf("%s: it is null; leave it out", path)
+			return nil, nil, fmt.Errorf("%s: the probe is null; remove it", path)
 		}
 	}
 	var strict map[string]*appProber
 	return probers, decodeOne(text, &strict, true), nil
 }
 
-// decodeOne decodes one JSON value and fails if more follows.
+// decodeOne decodes a JSON value, and fails if other data follows it. strict rejects unknown fields.
 func decodeOne(text string, into any, strict bool) error {
 	d := json.NewDecoder(strings.NewReader(text))
 	if strict {
@@ -173,7 +173,7 @@ func (p *appProber) spec(host string) (s probe.Spec, err error) {
 		err = errors.Join(err, readPort(g.Port, &s.GRPC.Port))
 	}
 	if kinds != 1 {
-		return s, fmt.Errorf("it has %d of httpGet, tcpSocket and grpc: write exactly one", kinds)
+		return s, fmt.Errorf("the probe has %d of httpGet, tcpSocket and grpc: write exactly one", kinds)
 	}
 	return s, err
 }
@@ -188,7 +188,7 @@ func isHTTPS(scheme string) (bool, error) {
 	return false, fmt.Errorf("scheme: %q: write HTTP or HTTPS", scheme)
 }
 
-// readPort parses a numeric port. The injector replaces names of container ports by numbers.
+// readPort parses a port number. Port names are not supported, because the injector replaces them by numbers.
 func readPort(raw json.RawMessage, port *uint16) error {
 	if err := json.Unmarshal(raw, port); err != nil || *port == 0 || bytes.Equal(raw, []byte("null")) {
 		return fmt.Errorf("port: %s: write a number from 1 to 65535", string(raw))

@@ -66,8 +66,8 @@ func TestInvalidProbesAreRejected(t *testing.T) {
 		name, probers string
 		want          []string
 	}{
-		{"not JSON", `{`, []string{"JSON that the injector writes"}},
-		{"another kind", `[]`, []string{"JSON that the injector writes"}},
+		{"not JSON", `{`, []string{"JSON of Istio's injector"}},
+		{"another kind", `[]`, []string{"JSON of Istio's injector"}},
 		{"two values", `{} {}`, []string{"after it at byte"}},
 		{"null", `{"/app-health/web/livez":null}`, []string{"/app-health/web/livez", "null"}},
 		{"path", `{"/app-health/web/alive":{"tcpSocket":{"port":1}}}`, []string{`"/app-health/web/alive"`, "livez"}},

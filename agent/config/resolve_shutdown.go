@@ -8,22 +8,24 @@ import (
 const (
 	// defaultGracePeriod is Kubernetes' default termination grace period.
 	defaultGracePeriod = 30 * time.Second
-	// maxGraceMargin is the maximum reserve at the end of the grace period, so that the agent exits before SIGKILL.
+	// maxGraceMargin is the maximum time between the agent's deadline and the end of the grace period, when the kubelet
+	// sends SIGKILL.
 	maxGraceMargin = 2 * time.Second
-	// maxStopTime is the time reserved for Envoy's exit at the deadline; usually it needs 0.1 s.
+	// maxStopTime is the maximum part of the deadline that is reserved for Envoy's exit. Envoy usually exits within 0.1 s.
 	maxStopTime = 2 * time.Second
-	// kubernetesPreDelay is the usual time until all clients know that a pod is terminating.
+	// kubernetesPreDelay is the default of PRE_DRAIN_DELAY in a pod: the usual time until all clients know that the pod is
+	// terminating.
 	kubernetesPreDelay = 3 * time.Second
-	// maxIdleWait limits the wait for the last connection if TERMINATION_GRACE_PERIOD is not set. The pod then has a
-	// suitable grace period, which the agent cannot read.
+	// maxIdleWait limits the wait for the last connection if EXIT_ON_ZERO_ACTIVE_CONNECTIONS is set and
+	// TERMINATION_GRACE_PERIOD is not. It is long, because the agent cannot read the pod's grace period.
 	maxIdleWait = time.Hour
 )
 
-// resolveShutdown derives one deadline from the grace period, and fits Istio's settings into it.
+// resolveShutdown derives the deadline of the shutdown from the grace period, and resolves the shutdown's phases.
 func (r *resolver) resolveShutdown() {
 	s, env := &r.config.Shutdown, r.env
 	grace := parseVariable(env, "shutdown.gracePeriod", "TERMINATION_GRACE_PERIOD", defaultGracePeriod,
-		"write the time between SIGTERM and SIGKILL for the agent, in seconds or as a duration, as 30 or 30s", parseGrace)
+		"write the time between SIGTERM and SIGKILL for the agent, in seconds or as a duration, such as 30 or 30s", parseGrace)
 	s.Deadline, s.Linger = grace-min(maxGraceMargin, grace/10), r.config.Proxy.GetTerminationDrainDuration().AsDuration()
 	env.addSetting("shutdown.linger", s.Linger, r.merger.source("termination_drain_duration"))
 	if s.Linger < 0 {
@@ -40,8 +42,8 @@ func (r *resolver) resolveShutdown() {
 	r.resolveDeadline(env.vars["TERMINATION_GRACE_PERIOD"] != "")
 }
 
-// resolvePreDelay resolves the delay before the drain. In a pod, new traffic arrives for a while after the termination
-// has begun.
+// resolvePreDelay resolves the delay before the drain. In a pod it is not 0 by default, because clients send new requests
+// for a short time after the pod's termination has begun.
 func (r *resolver) resolvePreDelay(inPod bool) {
 	otherwise := time.Duration(0)
 	if inPod {
@@ -50,8 +52,8 @@ func (r *resolver) resolvePreDelay(inPod bool) {
 	r.config.Shutdown.PreDelay = r.env.duration("shutdown.preDelay", "PRE_DRAIN_DELAY", otherwise)
 }
 
-// resolveMinimumDrain resolves the minimum drain time. A terminating application may need its proxy to the end,
-// although no connection shows that. In a pod the proxy therefore runs at least as long as Istio's.
+// resolveMinimumDrain resolves the minimum duration of the drain. A terminating application may need its proxy for later
+// requests, even if no connection is open. In a pod, the proxy therefore runs at least as long as Istio's.
 func (r *resolver) resolveMinimumDrain(inPod bool) {
 	s := &r.config.Shutdown
 	switch {
@@ -65,8 +67,8 @@ func (r *resolver) resolveMinimumDrain(inPod bool) {
 	}
 }
 
-// resolveDeadline extends the deadline to fit the configured waits. If the grace period is set, it only warns that they
-// will be cut.
+// resolveDeadline extends the deadline so that all phases of the shutdown fit. If the grace period is set, it does not
+// extend the deadline, and warns that the phases will be cut.
 func (r *resolver) resolveDeadline(isGraceSet bool) {
 	s := &r.config.Shutdown
 	source := "TERMINATION_GRACE_PERIOD, less a margin"
@@ -75,7 +77,7 @@ func (r *resolver) resolveDeadline(isGraceSet bool) {
 		need = max(need, maxIdleWait)
 	}
 	if need > s.Deadline && isGraceSet {
-		r.env.warn("the shutdown needs %v (pre-delay %v, then %v, then %v to stop), but TERMINATION_GRACE_PERIOD leaves %v; the shutdown is cut to that: increase it, or reduce the others",
+		r.env.warn("the shutdown needs %v (pre-delay %v, drain %v, stop %v), but TERMINATION_GRACE_PERIOD allows only %v, so the shutdown will be cut: increase TERMINATION_GRACE_PERIOD, or reduce PRE_DRAIN_DELAY and the drain settings",
 			need, s.PreDelay, max(s.Linger, s.Minimum), s.Stop, s.Deadline)
 	} else if need > s.Deadline {
 		s.Deadline, source = need, "PRE_DRAIN_DELAY and the drain's settings; TERMINATION_GRACE_PERIOD is not set"

@@ -10,9 +10,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
-// resolveSocketUsers resolves the users who may use the xDS socket, in addition to the agent's user, root and the proxy
-// user. For the control plane, each of them is the workload. With Envoy, the default is none, so that only Envoy uses
-// it. Without Envoy, the default is all users, because the application's user is unknown.
+// resolveSocketUsers resolves which users may use the xDS socket, in addition to the agent's user, root and the proxy
+// user. The control plane cannot distinguish their clients from the workload's Envoy. With Envoy, the default is no
+// additional user. Without Envoy, the default is all users: the application is the client, and its user is unknown.
 func (r *resolver) resolveSocketUsers() {
 	const everyone = "*"
 	otherwise := "none"
@@ -22,7 +22,7 @@ func (r *resolver) resolveSocketUsers() {
 	text := r.env.text("controlPlane.socketUsers", "XDS_SOCKET_USERS", otherwise, sourceDefault)
 	users, err := parseUsers(text)
 	if err != nil {
-		r.env.addValueError("XDS_SOCKET_USERS", text, "write user ids with commas, as 1000,1001; or *, or none")
+		r.env.addValueError("XDS_SOCKET_USERS", text, "write user IDs separated by commas, such as 1000,1001, or * for all users, or none")
 	}
 	c := &r.config.ControlPlane
 	if c.SocketUsers, c.ListedUsers = users, users; len(users) > 0 {
@@ -57,7 +57,8 @@ func parseUsers(text string) (uds.Users, error) {
 	return users, nil
 }
 
-// SocketMode returns the socket's mode. Mode 0666 lets the users connect; the server then checks their credentials.
+// SocketMode returns the file mode of the xDS socket. With mode 0666, all users can connect, and the server rejects
+// those that are not in SocketUsers.
 func (c ControlPlane) SocketMode() os.FileMode {
 	if len(c.SocketUsers) > 0 {
 		return 0o666

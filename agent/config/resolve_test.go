@@ -239,10 +239,10 @@ func TestUnknownAPIFieldsWarn(t *testing.T) {
 		t.Errorf("what is known has no effect: %+v", c.Proxy)
 	}
 	want := []string{
-		"mesh configuration ./etc/istio/config/mesh: line 4: defaultConfig.newer: unknown field; it has no effect",
-		"mesh configuration ./etc/istio/config/mesh: line 2: rootNamespaces: unknown field; did you mean rootNamespace?; it has no effect",
-		"environment PROXY_CONFIG: concurency: unknown field; did you mean concurrency?; it has no effect",
-		"annotation proxy.istio.io/config: line 1: drainDurations: unknown field; did you mean drainDuration?; it has no effect",
+		"mesh configuration ./etc/istio/config/mesh: line 4: defaultConfig.newer: unknown field; the field has no effect",
+		"mesh configuration ./etc/istio/config/mesh: line 2: rootNamespaces: unknown field; did you mean rootNamespace?; the field has no effect",
+		"environment PROXY_CONFIG: concurency: unknown field; did you mean concurrency?; the field has no effect",
+		"annotation proxy.istio.io/config: line 1: drainDurations: unknown field; did you mean drainDuration?; the field has no effect",
 	}
 	if !slices.Equal(c.Warnings, want) {
 		t.Errorf("warnings %q, want %q", c.Warnings, want)

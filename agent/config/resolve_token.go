@@ -13,7 +13,8 @@ const (
 	FetchGCE = "GoogleComputeEngine"
 )
 
-// resolveTokenFile returns the path of the workload's token; empty if there is none, or none in a file.
+// resolveTokenFile returns the path of the workload's token; empty if the workload has no token, or the metadata server
+// issues it.
 func (r *resolver) resolveTokenFile() string {
 	policy := r.env.choice("jwtPolicy", "JWT_POLICY", "third-party-jwt", "third-party-jwt", "first-party-jwt", "none")
 	r.config.CredentialFetcher = r.env.choice("credentialFetcher", "CREDENTIAL_FETCHER_TYPE", fetchJWT, fetchJWT, FetchGCE)
@@ -27,7 +28,7 @@ func (r *resolver) resolveTokenFile() string {
 	return thirdPartyToken
 }
 
-// parseHost accepts a host with an optional port, and nothing else of a URL.
+// parseHost returns text if it is a host with an optional port, and an error for any other part of a URL.
 func parseHost(text string) (string, error) {
 	u, err := url.Parse("http://" + text)
 	if err == nil && (u.Hostname() == "" || u.Host != text) {

@@ -12,32 +12,32 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/sts"
 )
 
-// TokenExchange configures the token exchange for the application.
+// TokenExchange configures the server on which the application exchanges tokens (RFC 8693).
 type TokenExchange struct {
-	// Address is a loopback address.
+	// Address is the listen address as host:port, on loopback.
 	Address string
-	// URL is an RFC 8693 endpoint, or googleExchange.
+	// URL is the RFC 8693 endpoint that exchanges the tokens, or googleExchange.
 	URL string
-	// RootFile contains the roots of the endpoint's certificate; empty for the system's roots.
+	// RootFile contains the root certificates that verify the endpoint; SYSTEM selects the system's roots.
 	RootFile string
 	// ClientID and ClientSecretFile authenticate the agent to the endpoint; empty for no authentication.
 	ClientID, ClientSecretFile string
-	// GoogleAudience and GoogleAccount are Google's workload identity provider and service account.
+	// GoogleAudience is the workload identity provider, and GoogleAccount the service account, for googleExchange.
 	GoogleAudience, GoogleAccount string
-	// Issuers and Audiences are those that a subject token must have.
+	// Issuers and Audiences are the accepted issuers and audiences of the tokens that the application exchanges.
 	Issuers, Audiences []string
-	// OwnTokenFile contains the workload's token. If Issuers is empty, only tokens of its issuer are exchanged.
+	// OwnTokenFile contains the workload's token. If Issuers is empty, only tokens of that token's issuer are accepted.
 	OwnTokenFile string
 }
 
-// googleExchange, in place of a URL, selects Google's endpoints.
+// googleExchange is the value of TOKEN_EXCHANGE_URL that selects Google's endpoints.
 const googleExchange = "google"
 
-// defaultTokenPort is the port in Istio's documentation.
+// defaultTokenPort is the port of the token exchange in Istio's documentation.
 const defaultTokenPort = 15463
 
-// resolveTokenExchange enables token exchange if TOKEN_EXCHANGE_URL is set. --stsPort alone, which old pods have, does
-// not enable it.
+// resolveTokenExchange enables token exchange if TOKEN_EXCHANGE_URL is set. --stsPort alone does not enable it, because
+// pods of old Istio versions have that flag.
 func (r *resolver) resolveTokenExchange() {
 	flag := r.in.Flags.Changed["stsPort"]
 	port := r.in.Flags.TokenPort
@@ -68,8 +68,8 @@ func (r *resolver) resolveTokenExchange() {
 	c.Audiences = r.parseList("tokenExchange.audiences", "TOKEN_EXCHANGE_AUDIENCES")
 	c.OwnTokenFile = r.config.ControlPlane.TokenFile
 	if c.OwnTokenFile == "" && r.config.CredentialFetcher == fetchJWT && len(c.Issuers) == 0 {
-		r.env.errs = append(r.env.errs, errors.New("environment TOKEN_EXCHANGE_ISSUERS: it is empty, and with JWT_POLICY none "+
-			"there is no token of the workload's own to compare with: write the issuers whose tokens may be exchanged"))
+		r.env.errs = append(r.env.errs, errors.New("environment TOKEN_EXCHANGE_ISSUERS is empty: with JWT_POLICY none, "+
+			"the workload has no token whose issuer would be the default; write the issuers whose tokens may be exchanged"))
 	}
 	if _, err := c.Exchanger(r.config.TLSPolicy); err != nil {
 		r.env.errs = append(r.env.errs, err)
@@ -81,7 +81,7 @@ func (r *resolver) resolveTokenExchange() {
 	r.config.TokenExchange = c
 }
 
-// loopbackHost returns the address of ports that only the machine itself may use.
+// loopbackHost returns the loopback address on which the agent serves ports for processes of this machine only.
 func (r *resolver) loopbackHost() string {
 	if r.config.Bind.IsLoopback() {
 		return r.config.Bind.String()

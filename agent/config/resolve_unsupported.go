@@ -8,10 +8,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
-// unsupported lists variables of Istio's agent that this agent cannot support.
+// unsupported lists variables of Istio's agent that this agent cannot support. Other values than accepted cause a warning
+// with the reason.
 var unsupported = map[string]struct {
-	idle string // the value that matches the behaviour of this agent
-	why  string
+	accepted string
+	reason   string
 }{
 	"PEER_METADATA_DISCOVERY": {"false", "the upstream release of Envoy has no extension that discovers the metadata of peers"},
 }
@@ -20,7 +21,7 @@ var unsupported = map[string]struct {
 // in the pod read.
 var ignoredVariables = []string{
 	"GCP_METADATA", "GCP_ZONE", "GCP_QUOTA_PROJECT",
-	// For redirection and for scripts that start agents on machines.
+	// Read by the redirection command, and by scripts that start Istio's agent on VMs.
 	"ISTIO_AGENT_FLAGS", "ISTIO_BIN_BASE", "ISTIO_CFG", "ISTIO_CP_AUTH", "ISTIO_CUSTOM_IP_TABLES", "ISTIO_INBOUND_PORTS",
 	"ISTIO_INBOUND_INTERCEPTION_MODE", "ISTIO_INBOUND_TPROXY_MARK", "ISTIO_INBOUND_TPROXY_ROUTE_TABLE",
 	"ISTIO_LOCAL_EXCLUDE_PORTS", "ISTIO_LOCAL_OUTBOUND_PORTS_EXCLUDE", "ISTIO_OUTBOUND_PORTS", "ISTIO_NAMESPACE",
@@ -28,7 +29,7 @@ var ignoredVariables = []string{
 	"ISTIO_LOG_DIR", "ISTIO_DELTA_DEBOUNCE",
 }
 
-// knownVariables are all other variables that the agent reads.
+// knownVariables are the variables that the agent reads.
 var knownVariables = []string{
 	"POD_NAME", "POD_NAMESPACE", "INSTANCE_IP", "SERVICE_ACCOUNT", "HOST_IP", "TRUST_DOMAIN", "CLOUD_PLATFORM",
 	"PROXY_CONFIG", "ISTIO_CPU_LIMIT", "COMPLIANCE_POLICY",
@@ -57,17 +58,17 @@ var knownVariables = []string{
 // knownPrefixes are the prefixes of variables with arbitrary names.
 var knownPrefixes = []string{"ISTIO_META_", "ISTIO_METAJSON_", "XDS_HEADER_", "CA_HEADER_"}
 
-// agentPrefixes are the prefixes of variables for Istio's agent. Unknown ones have no effect.
+// agentPrefixes are the prefixes of variables for Istio's agent. An unknown variable with such a prefix causes a warning.
 var agentPrefixes = []string{"ISTIO_", "PILOT_"}
 
-// serviceLink matches the variables that Kubernetes sets in each pod for services of its namespace.
+// serviceLink matches the variables that Kubernetes sets in each pod for the Services of its namespace.
 var serviceLink = regexp.MustCompile(`_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?$`)
 
-// warnIneffective adds warnings for variables without an effect: unsupported ones, and those that look like typos.
+// warnIneffective adds warnings for variables without an effect: unsupported ones, and names that look like typos.
 func (r *resolver) warnIneffective() {
 	for _, name := range sortedKeys(unsupported) {
-		if value := r.env.vars[name]; value != "" && value != unsupported[name].idle {
-			r.env.warn("%s=%s has no effect: %s", name, maskValue(name, value), unsupported[name].why)
+		if value := r.env.vars[name]; value != "" && value != unsupported[name].accepted {
+			r.env.warn("%s=%s has no effect: %s", name, maskValue(name, value), unsupported[name].reason)
 		}
 	}
 	known := slices.Concat(sortedKeys(unsupported), ignoredVariables, knownVariables)
@@ -84,13 +85,13 @@ func (r *resolver) warnIneffective() {
 	}
 }
 
-// similarNames returns the candidates for a typo of name. It is a cheap filter: pods may have a thousand variables, and
-// the full comparison would delay each start.
-func similarNames(name string, among []string) []string {
-	most := MaxTypos(name)
+// similarNames returns the known names of which name may be a misspelling. It is a fast filter before the slower full
+// comparison: pods may have a thousand variables, and comparing all of them would delay each start.
+func similarNames(name string, known []string) []string {
+	maxTypos := MaxTypos(name)
 	var found []string
-	for _, other := range among {
-		if longer := len(other) - len(name); other[0] == name[0] && longer <= most && -longer <= most {
+	for _, other := range known {
+		if longer := len(other) - len(name); other[0] == name[0] && longer <= maxTypos && -longer <= maxTypos {
 			found = append(found, other)
 		}
 	}
@@ -105,8 +106,8 @@ func hasAnyPrefix(name string, prefixes []string) bool {
 	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(name, p) })
 }
 
-// MaxTypos returns the number of letters that may differ between a variable and a known name. Short names of other
-// programs' variables are similar by chance.
+// MaxTypos returns the maximum number of letters in which a misspelt name differs from the intended one. It is 0 for
+// short names, because short names of other programs are similar by chance.
 func MaxTypos(name string) int {
 	switch {
 	case len(name) < 8:

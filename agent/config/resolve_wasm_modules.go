@@ -8,25 +8,26 @@ import (
 	"time"
 )
 
-// Wasm configures how Wasm modules are fetched.
+// Wasm configures how the agent fetches Wasm modules for Envoy.
 type Wasm struct {
 	// Dir is the directory of the module cache.
 	Dir                            string
 	Expiry, PurgeInterval, Timeout time.Duration
 	// Retries is the number of retries after a failed fetch.
 	Retries int
-	// RetryInterval is the interval before a failed module is requested again. It doubles with further failures.
+	// RetryInterval is the time before the agent fetches a failed module again. It doubles with each further failure.
 	RetryInterval time.Duration
 	// MaxSize is the maximum size of a module in bytes.
 	MaxSize int64
-	// Insecure lists hosts without a verifiable certificate. Blocked lists networks from which nothing is fetched.
+	// Insecure lists hosts whose certificates are not verified.
 	Insecure []string
-	Blocked  []netip.Prefix
+	// Blocked lists networks to which the agent does not connect for modules.
+	Blocked []netip.Prefix
 }
 
 const (
-	// istioWasmDir is the module directory of Istio's agent. If it is not writable, ownWasmDir below configPath
-	// replaces it.
+	// istioWasmDir is the module directory of Istio's agent. If it is not writable, the agent uses ownWasmDir in
+	// configPath instead.
 	istioWasmDir   = "/var/lib/istio/data"
 	ownWasmDir     = "wasm"
 	maxWasmRetries = 100
@@ -49,8 +50,8 @@ func (r *resolver) resolveWasm() {
 		}
 		return n, err
 	})
-	c.RetryInterval = r.positiveDuration("wasm.again", "WASM_RETRY_INTERVAL", 30*time.Second)
-	c.MaxSize = parseVariable(r.env, "wasm.maxSize", "ISTIO_WASM_MAX_BINARY_SIZE_BYTES", 256<<20, "write a number of bytes, as 268435456", func(s string) (int64, error) {
+	c.RetryInterval = r.positiveDuration("wasm.retryInterval", "WASM_RETRY_INTERVAL", 30*time.Second)
+	c.MaxSize = parseVariable(r.env, "wasm.maxSize", "ISTIO_WASM_MAX_BINARY_SIZE_BYTES", 256<<20, "write a number of bytes, such as 268435456", func(s string) (int64, error) {
 		n, err := strconv.ParseInt(s, 10, 64)
 		if err == nil && (n <= 0 || n > 1<<40) {
 			err = strconv.ErrRange
@@ -63,8 +64,8 @@ func (r *resolver) resolveWasm() {
 }
 
 // positiveDuration returns a duration above 0.
-func (r *resolver) positiveDuration(name, variable string, otherwise time.Duration) time.Duration {
-	return parseVariable(r.env, name, variable, otherwise, "write a duration longer than 0, as 15s or 24h", func(s string) (time.Duration, error) {
+func (r *resolver) positiveDuration(name, variable string, fallback time.Duration) time.Duration {
+	return parseVariable(r.env, name, variable, fallback, "write a duration longer than 0, such as 15s or 24h", func(s string) (time.Duration, error) {
 		d, err := time.ParseDuration(s)
 		if err == nil && d <= 0 {
 			err = strconv.ErrRange
@@ -81,7 +82,7 @@ func (r *resolver) defaultWasmDir() string {
 	return filepath.Join(filepath.Dir(r.config.ControlPlane.Socket), ownWasmDir)
 }
 
-// isWritable reports whether files can be created in a directory. It creates one to find out.
+// isWritable reports whether this process can create files in a directory. It creates and removes one to test that.
 func isWritable(dir string) bool {
 	file, err := os.CreateTemp(dir, ".pilotfish-")
 	if err != nil {
