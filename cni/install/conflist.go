@@ -22,15 +22,15 @@ const PluginType = "pilotfish-cni"
 // oldestList is the first version of the CNI specification that supports plugin lists.
 const oldestList = "0.3.1"
 
-// network is one file of the CNI configuration.
+// network is one CNI configuration file.
 type network struct {
 	path   string
-	list   bool           // a list of plugins, not a single plugin
-	fields map[string]any // numbers retain their original text
-	raw    []byte
+	list   bool           // the file contains a list of plugins; false: a single plugin
+	fields map[string]any // all fields; numbers have the type json.Number
+	raw    []byte         // the file's content
 }
 
-// parseNetwork parses a configuration and retains unknown fields.
+// parseNetwork parses a CNI configuration. It retains unknown fields.
 func parseNetwork(path string, content []byte) (*network, error) {
 	n := &network{path: path, raw: content}
 	decoder := json.NewDecoder(bytes.NewReader(content))
@@ -39,15 +39,15 @@ func parseNetwork(path string, content []byte) (*network, error) {
 		return nil, fmt.Errorf("CNI configuration %s: %w", path, err)
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("CNI configuration %s: content follows after its end", path)
+		return nil, fmt.Errorf("CNI configuration %s contains data after the JSON object", path)
 	}
 	if _, isString := n.fields["name"].(string); !isString {
-		return nil, fmt.Errorf("CNI configuration %s has no name", path)
+		return nil, fmt.Errorf("CNI configuration %s: \"name\" is missing or not a string", path)
 	}
 	plugins, has := n.fields["plugins"]
 	if !has {
 		if _, isString := n.fields["type"].(string); !isString {
-			return nil, fmt.Errorf("CNI configuration %s lists no plugin", path)
+			return nil, fmt.Errorf("CNI configuration %s has neither \"plugins\" nor \"type\"", path)
 		}
 		return n, nil
 	}
@@ -58,7 +58,7 @@ func parseNetwork(path string, content []byte) (*network, error) {
 	}
 	for _, entry := range entries {
 		if fields, isObject := entry.(map[string]any); !isObject || typeOf(fields) == "" {
-			return nil, fmt.Errorf("CNI configuration %s has a plugin without a type", path)
+			return nil, fmt.Errorf("CNI configuration %s contains a plugin without a type", path)
 		}
 	}
 	return n, nil
@@ -69,7 +69,7 @@ func typeOf(fields map[string]any) string {
 	return name
 }
 
-// checkUnchanged returns an error if the file has changed since it was read.
+// checkUnchanged returns errChanged if another program has changed the file since it was read.
 func (n *network) checkUnchanged() error { return checkUnchanged(n.path, n.raw) }
 
 func (n *network) name() string { return n.fields["name"].(string) }
@@ -108,7 +108,7 @@ func (n *network) pluginEntry() map[string]any {
 	return nil
 }
 
-// onlyInlined reports whether the runtime ignores further plugins in the network's directory.
+// onlyInlined reports whether the configuration makes the runtime ignore drop-in files (loadOnlyInlinedPlugins).
 func (n *network) onlyInlined() bool {
 	switch v := n.fields["loadOnlyInlinedPlugins"].(type) {
 	case bool:
@@ -119,7 +119,8 @@ func (n *network) onlyInlined() bool {
 	return false
 }
 
-// appendPlugin returns the configuration with the plugin as the last entry of the list.
+// appendPlugin returns the configuration with entry as the last plugin of the list. It converts a configuration with a
+// single plugin to a list.
 func (n *network) appendPlugin(entry map[string]any) ([]byte, error) {
 	fields := maps.Clone(n.fields)
 	var plugins []any
@@ -143,7 +144,7 @@ func (n *network) appendPlugin(entry map[string]any) ([]byte, error) {
 	return marshal(fields)
 }
 
-// removePlugin returns the configuration without the plugin.
+// removePlugin returns the configuration without pilotfish's plugin.
 func (n *network) removePlugin() ([]byte, error) {
 	fields := maps.Clone(n.fields)
 	var plugins []any
@@ -156,7 +157,7 @@ func (n *network) removePlugin() ([]byte, error) {
 	return marshal(fields)
 }
 
-// hasPlugin reports whether the plugin is the last entry of the list and equals entry.
+// hasPlugin reports whether entry is the last plugin of the list and the only entry of pilotfish's plugin.
 func (n *network) hasPlugin(entry map[string]any) bool {
 	plugins := n.plugins()
 	if !n.list || len(plugins) < 2 || !sameJSON(plugins[len(plugins)-1], entry) {
@@ -175,7 +176,8 @@ func sameJSON(a, b map[string]any) bool {
 	return json.Unmarshal(one, &x) == nil && json.Unmarshal(two, &y) == nil && reflect.DeepEqual(x, y)
 }
 
-// listVersion returns the version of a single plugin, or oldestList if that version does not support lists.
+// listVersion returns the CNI version for a list that is created from a configuration with this version: the same
+// version, or oldestList if it does not support lists.
 func listVersion(version any) string {
 	text, _ := version.(string)
 	parts := strings.Split(text, ".")
@@ -202,9 +204,9 @@ func marshal(fields map[string]any) ([]byte, error) {
 // errNoNetwork reports that no primary plugin has written its configuration yet.
 var errNoNetwork = errors.New("no primary CNI plugin has written its configuration yet")
 
-// primary returns the configuration that container runtimes use: the first by name that is readable and does not
-// contain only pilotfish's plugin. If name is set, it returns that file, or its other form (plugin list or single
-// plugin).
+// primary returns the configuration of the primary network, which container runtimes use: the first readable file by
+// name that contains another plugin than pilotfish's. If name is set, primary returns that file, or the file of the
+// same name with the other extension (.conflist or .conf).
 func primary(dir, name string) (*network, error) {
 	if name != "" {
 		n, err := readNetwork(filepath.Join(dir, name))
@@ -212,7 +214,7 @@ func primary(dir, name string) (*network, error) {
 			n, err = readNetwork(filepath.Join(dir, otherForm(name)))
 		}
 		if err == nil && n == nil {
-			err = fmt.Errorf("%w: %s is not in %s", errNoNetwork, name, dir)
+			err = fmt.Errorf("%w: %s does not contain %s", errNoNetwork, dir, name)
 		}
 		return n, err
 	}
@@ -234,7 +236,7 @@ func primary(dir, name string) (*network, error) {
 	return nil, fmt.Errorf("%w: %s", errNoNetwork, dir)
 }
 
-// otherForm returns the file name of the plugin list for that of a single plugin, and the reverse.
+// otherForm returns the name with the extension .conf for a .conflist file, and with .conflist for any other file.
 func otherForm(name string) string {
 	ext := filepath.Ext(name)
 	if ext == ".conflist" {
@@ -249,8 +251,7 @@ type unreadable struct {
 	err  error
 }
 
-// networks returns the readable configurations of a directory, sorted by name, and the error of the first unreadable
-// one.
+// networks returns the readable configurations of a directory, sorted by file name, and the first unreadable one.
 func networks(dir string) (all []*network, broken *unreadable, err error) {
 	entries, err := os.ReadDir(dir) // sorted
 	if err != nil {
@@ -273,6 +274,7 @@ func networks(dir string) (all []*network, broken *unreadable, err error) {
 	return all, broken, nil
 }
 
+// readNetwork reads and parses a configuration file. It returns nil if the file does not exist.
 func readNetwork(path string) (*network, error) {
 	f, err := read(path, maxConf)
 	if err != nil {
@@ -296,11 +298,11 @@ func readNetwork(path string) (*network, error) {
 	return n, nil
 }
 
-// errShadowed reports that container runtimes may use another file than the one that contains the plugin.
-var errShadowed = errors.New("container runtimes may use a CNI configuration without the plugin, or none")
+// errShadowed reports that container runtimes may not use the configuration file that contains the plugin.
+var errShadowed = errors.New("container runtimes may not use the CNI configuration that contains the plugin")
 
-// checkShadowing returns an error if an unreadable file sorts before the primary's file. How runtimes treat such a file
-// is unknown.
+// checkShadowing returns an error if an unreadable file sorts before the primary network's file. Container runtimes
+// differ in how they treat such a file.
 func checkShadowing(dir string) error {
 	all, broken, err := networks(dir)
 	if err != nil || broken == nil {
@@ -311,5 +313,5 @@ func checkShadowing(dir string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%w: %s sorts first and cannot be read (fix or remove it): %w", errShadowed, broken.path, broken.err)
+	return fmt.Errorf("%w: %s sorts before it and cannot be read (fix or remove the file): %w", errShadowed, broken.path, broken.err)
 }

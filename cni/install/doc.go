@@ -1,5 +1,5 @@
-// Package install installs the CNI plugin on a node and maintains the installation. It installs the binary, the
-// kubeconfig with which the plugin authenticates to the API server, and the entry in the node's CNI configuration. It
-// uses this order so that no configuration references a missing file. Uninstall uses the reverse order. Each file
-// changes atomically, and the original configuration is stored next to it.
+// Package install installs the CNI plugin on a node, and repairs the installation when another program changes it. It
+// installs the binary, then the kubeconfig for the plugin's requests to the API server, then the entry in the node's
+// CNI configuration. With this order, the configuration never references a missing file. Uninstall uses the reverse
+// order. Each file changes atomically. The original configuration is stored in an undo log.
 package install

@@ -15,7 +15,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
 )
 
-// staging marks temporary files. Their names begin with a dot and have no extension that a container runtime reads.
+// staging is the prefix of temporary file names. Container runtimes ignore these files, because they do not have the
+// extension of a CNI configuration.
 const staging = ".pilotfish-staging-"
 
 // maxConf limits the size of configuration files, in bytes.
@@ -23,7 +24,7 @@ const maxConf = 4 << 20
 
 // disk changes files atomically and durably: temporary file, fsync, rename, fsync of the directory.
 type disk struct {
-	// before is called before each primitive step and can make it fail; nil outside tests.
+	// before is called before each file operation and can make it fail; nil outside tests.
 	before func(step, path string) error
 }
 
@@ -44,8 +45,8 @@ func (d *disk) copy(path string, from io.Reader, mode fs.FileMode) error {
 	return d.replace(path, from, mode, nil)
 }
 
-// replace replaces a file with the content of from. ready is called immediately before the rename and can prevent it;
-// it may be nil.
+// replace replaces a file with the content of from. It calls ready immediately before the rename, and leaves the file
+// unchanged if ready returns an error. ready may be nil.
 func (d *disk) replace(path string, from io.Reader, mode fs.FileMode, ready func() error) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -65,7 +66,7 @@ func (d *disk) replace(path string, from io.Reader, mode fs.FileMode, ready func
 	if err := d.fill(temp, from, mode); err != nil {
 		return fmt.Errorf("writing %s: %w", path, errors.Join(err, temp.Close()))
 	}
-	defer func() { err = errors.Join(err, temp.Close()) }() // an open file's inode is not reused
+	defer func() { err = errors.Join(err, temp.Close()) }() // open until the comparison below, so that its inode is not reused
 	written, err := temp.Stat()
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
@@ -78,7 +79,7 @@ func (d *disk) replace(path string, from io.Reader, mode fs.FileMode, ready func
 	if err := d.rename(temp.Name(), path); err != nil {
 		return err
 	}
-	// A program with write access to the directory can replace the temporary file before it is renamed.
+	// Another program with write access to the directory may have replaced the temporary file before the rename.
 	if info, err := os.Lstat(path); err == nil && !os.SameFile(info, written) {
 		return fmt.Errorf("%w: another program replaced %s after it was written", errChanged, path)
 	}
@@ -111,8 +112,8 @@ func (d *disk) rename(from, to string) error {
 	return d.syncDir(filepath.Dir(to))
 }
 
-// resolveSymlink returns the target of a symbolic link. The installer writes the target, because the program that made
-// the link reads the target.
+// resolveSymlink returns the target of a symbolic link, and the path itself for any other file. The installer replaces
+// the target and preserves the link, which another program created.
 func resolveSymlink(path string) string {
 	if info, err := os.Lstat(path); err != nil || info.Mode()&fs.ModeSymlink == 0 {
 		return path
@@ -123,7 +124,7 @@ func resolveSymlink(path string) string {
 	return path
 }
 
-// remove removes a file; a missing file is no error.
+// remove removes a file. A missing file is not an error.
 func (d *disk) remove(path string) error {
 	if err := d.step("remove", path); err != nil {
 		return err
@@ -149,7 +150,7 @@ func (d *disk) syncDir(dir string) error {
 	return f.Sync()
 }
 
-// sweep removes temporary files of a killed process.
+// sweep removes the temporary files that a killed process left in a directory.
 func (d *disk) sweep(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
@@ -169,10 +170,10 @@ func (d *disk) sweep(dir string) error {
 }
 
 // errChanged reports that another program has changed a file since it was read.
-var errChanged = errors.New("another program is changing it")
+var errChanged = errors.New("another program is changing the file")
 
-// checkUnchanged returns an error if the content of a file differs from was. Writing to a disk is slow, and a newer
-// version that another program writes meanwhile would be lost.
+// checkUnchanged returns an error if the content of a file differs from was. The installer calls it immediately before
+// it replaces the file, because it would otherwise overwrite a change that another program made in the meantime.
 func checkUnchanged(path string, was []byte) error {
 	now, err := read(path, maxConf)
 	if err == nil && (now.exists != (was != nil) || string(now.content) != string(was)) {
@@ -181,15 +182,15 @@ func checkUnchanged(path string, was []byte) error {
 	return err
 }
 
-// file is the state of a file at one moment.
+// file is the state of a file when it was read.
 type file struct {
 	exists  bool
 	content []byte
 	mode    fs.FileMode
 }
 
-// read reads a file of at most most bytes; a missing file is no error.
-func read(path string, most int64) (file, error) {
+// read reads a file. It returns an error if the file is larger than maxSize bytes. A missing file is not an error.
+func read(path string, maxSize int64) (file, error) {
 	f, info, err := regularfile.Open(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return file{}, nil
@@ -198,14 +199,14 @@ func read(path string, most int64) (file, error) {
 		return file{}, err
 	}
 	defer func() { _ = f.Close() }()
-	content, err := io.ReadAll(io.LimitReader(f, most+1))
-	if err == nil && int64(len(content)) > most {
-		err = fmt.Errorf("%s is larger than %d bytes", path, most)
+	content, err := io.ReadAll(io.LimitReader(f, maxSize+1))
+	if err == nil && int64(len(content)) > maxSize {
+		err = fmt.Errorf("%s is larger than %d bytes", path, maxSize)
 	}
 	return file{exists: true, content: content, mode: info.Mode().Perm()}, err
 }
 
-// changes is a list of file changes that can be reverted.
+// changes makes file changes and records them, so that undo can revert them.
 type changes struct {
 	disk *disk
 	done []change
@@ -213,8 +214,8 @@ type changes struct {
 
 type change struct {
 	path   string
-	was    file
-	backup string // copy of a large file, used instead of its content
+	was    file   // state before the change
+	backup string // hard link to the previous version of a large file, whose content is not in was
 }
 
 // write replaces a file if its content or mode differs, and records the previous state.
@@ -222,8 +223,8 @@ func (c *changes) write(path string, content []byte, mode fs.FileMode) (changed 
 	return c.writeOver(path, content, mode, nil)
 }
 
-// writeOver is like write, for content derived from files that other programs write too. ready returns an error if one
-// of them has changed.
+// writeOver is like write, for content that was derived from a file of another program. It calls ready immediately
+// before the replacement. ready returns an error if that file has changed since.
 func (c *changes) writeOver(path string, content []byte, mode fs.FileMode, ready func() error) (changed bool, err error) {
 	was, err := read(path, maxConf)
 	if err != nil {
@@ -235,12 +236,12 @@ func (c *changes) writeOver(path string, content []byte, mode fs.FileMode, ready
 	c.done = append(c.done, change{path: path, was: was})
 	err = c.disk.replace(path, bytes.NewReader(content), mode, ready)
 	if errors.Is(err, errChanged) {
-		c.done = c.done[:len(c.done)-1] // nothing was changed, and the recorded state is outdated
+		c.done = c.done[:len(c.done)-1] // undo must not overwrite the other program's change with the recorded state
 	}
 	return true, err
 }
 
-// copy replaces a large file if it differs from from, and stores the previous version next to it.
+// copy replaces a large file with the content of from if they differ. It stores the previous version next to it.
 func (c *changes) copy(path, from string, mode fs.FileMode) error {
 	if same, err := sameFiles(path, from, mode); err != nil || same {
 		return err
@@ -257,14 +258,15 @@ func (c *changes) copy(path, from string, mode fs.FileMode) error {
 			return err
 		}
 		if err := os.Link(path, u.backup); err != nil {
-			return fmt.Errorf("saving the previous file: %w", err)
+			return fmt.Errorf("creating a backup of %s: %w", path, err)
 		}
 	}
 	c.done = append(c.done, u)
 	return c.disk.copy(path, f, mode)
 }
 
-// sameFiles compares two files without reading either into memory. It fails if from does not exist.
+// sameFiles reports whether the file at path has the content of from and the mode. It returns an error if from does not
+// exist.
 func sameFiles(path, from string, mode fs.FileMode) (bool, error) {
 	b, wanted, err := regularfile.Open(from)
 	if err != nil {
@@ -294,7 +296,7 @@ func hash(f io.Reader) (string, error) {
 	return string(h.Sum(nil)), err
 }
 
-// remove removes a file and records its state.
+// remove removes a file and records its previous state. It reports whether the file existed.
 func (c *changes) remove(path string) (changed bool, err error) {
 	was, err := read(path, maxConf)
 	if err != nil || !was.exists {
@@ -326,8 +328,8 @@ func (c *changes) undoOne(u change) error {
 	return c.disk.write(u.path, u.was.content, u.was.mode)
 }
 
-// restoreBackup renames a backup to its original path. If the file was not replaced yet, both names are links to one
-// inode, and rename has no effect.
+// restoreBackup renames a backup to its original path. If the file was not replaced yet, both names are hard links to
+// the same file. Then the rename has no effect, and the backup is removed separately.
 func (c *changes) restoreBackup(u change) error {
 	if err := c.disk.rename(u.backup, u.path); err != nil {
 		return err
@@ -339,7 +341,7 @@ func (c *changes) restoreBackup(u change) error {
 func (c *changes) commit() {
 	for _, u := range c.done {
 		if u.backup != "" {
-			_ = c.disk.remove(u.backup) // on failure the next sweep removes it
+			_ = c.disk.remove(u.backup) // if this fails, the next sweep removes the backup
 		}
 	}
 }

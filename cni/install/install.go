@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
-// The results of attempts, with the values of Istio's metric where they exist.
+// The results of attempts to install: values of the label "result" of istio_cni_installs_total, as in Istio.
 const (
 	resultSuccess    = "SUCCESS"
 	resultBinary     = "COPY_BINARIES_FAILURE"
@@ -26,22 +26,22 @@ type Installer struct {
 	disk   *disk
 	entry  map[string]any
 	fights conflictDetector
-	absent bool              // the last attempt found no plugin in the configuration
-	undone string            // a file that another program changed between the last two attempts; "" for none
-	copied map[string]string // fingerprints of source and copy, by the copy's path
-	source map[string]string // fingerprints of the source, by the copy's path
-	known  []byte            // the kubeconfig that was written last
-	// failures is the number of consecutive attempts that were rolled back.
+	absent bool              // the last attempt did not find the plugin in the CNI configuration
+	undone string            // path of a file that another program changed since the last attempt; "" for none
+	copied map[string]string // fingerprint of source and copy after the last copy of the binary, by the copy's path
+	source map[string]string // fingerprint of the source after the last copy, by the copy's path
+	known  []byte            // content of the kubeconfig that was written last
+	// failures is the number of consecutive attempts that failed and were rolled back.
 	failures int
 
 	mu        sync.Mutex
 	condition health.Condition
 }
 
-// New validates the configuration. It changes no file.
+// New returns an installer, or an error if the configuration is invalid. It does not change files.
 func New(c Config) (*Installer, error) {
 	if err := c.check(); err != nil {
-		return nil, fmt.Errorf("installing the CNI plugin: %w", err)
+		return nil, fmt.Errorf("the installation settings of the CNI plugin are invalid: %w", err)
 	}
 	entry := map[string]any{}
 	for name, value := range c.Plugin {
@@ -61,15 +61,13 @@ func (in *Installer) Health() health.Condition {
 	return in.condition
 }
 
-// Install brings all files to the desired state and reports whether a file changed. It is idempotent. If a step fails,
-// Install rolls back its changes. The following errors do not roll back: no primary plugin exists yet, another program
-// is writing its file, a file that sorts before the primary's is unreadable, or an existing kubeconfig cannot be
-// renewed.
+// Install installs or repairs all files and reports whether a file changed. It is idempotent. If a step fails, Install
+// rolls back the changes of the other steps, unless the error is one of isPartial.
 func (in *Installer) Install() (changed bool, err error) {
 	done := &changes{disk: in.disk}
 	result, err := in.steps(done)
 	changed = len(done.done) > 0
-	if err == nil || restStays(err) {
+	if err == nil || isPartial(err) {
 		done.commit()
 	} else if undone := done.undo(); undone != nil {
 		err = errors.Join(err, undone)
@@ -78,13 +76,17 @@ func (in *Installer) Install() (changed bool, err error) {
 	return changed, err
 }
 
-// errNotRenewed reports that the previous kubeconfig is still in use.
-var errNotRenewed = errors.New("the previous kubeconfig remains")
+// errNotRenewed reports that the kubeconfig could not be renewed, so the previous one remains in use.
+var errNotRenewed = errors.New("the previous kubeconfig remains in use")
 
-func restStays(err error) bool {
+// isPartial reports whether the steps that succeeded are useful despite err, so that they are not rolled back: the
+// primary plugin has not written its configuration yet, another program is writing it, an unreadable file sorts before
+// it, or an existing kubeconfig cannot be renewed.
+func isPartial(err error) bool {
 	return errors.Is(err, errNoNetwork) || errors.Is(err, errShadowed) || errors.Is(err, errNotRenewed) || errors.Is(err, errChanged)
 }
 
+// steps runs all steps of an installation. It returns the result for metrics.
 func (in *Installer) steps(done *changes) (result string, err error) {
 	if err := in.sweep(); err != nil {
 		return resultConfig, err
@@ -104,19 +106,19 @@ func (in *Installer) steps(done *changes) (result string, err error) {
 	return resultSuccess, nil
 }
 
-// hasCredentials reports whether a kubeconfig exists that this installer wrote or verified.
+// hasCredentials reports whether the kubeconfig exists and this process has written or verified it.
 func (in *Installer) hasCredentials() bool {
 	_, err := os.Stat(in.config.Kubeconfig)
 	return in.known != nil && err == nil
 }
 
-// repair restores the plugin's configuration before it renews the kubeconfig. Until then pods start without the plugin,
-// and a token may not be available immediately.
+// repair restores the plugin's CNI configuration first, because pods start without the plugin until then. It renews the
+// kubeconfig afterwards, because this may have to wait for a token.
 func (in *Installer) repair(done *changes) (result string, err error) {
 	conf := in.configuration(done)
 	if conf != nil {
 		conf = fmt.Errorf("adding the plugin to the CNI configuration: %w", conf)
-		if !restStays(conf) {
+		if !isPartial(conf) {
 			return resultConfig, conf
 		}
 	}
@@ -142,7 +144,7 @@ func (in *Installer) reportResult(result string, err error, changed bool) {
 	}
 }
 
-// sweep removes temporary files of a killed process from all directories.
+// sweep removes the temporary files of a killed process from all directories that the installer writes to.
 func (in *Installer) sweep() error {
 	dirs := append([]string{in.config.ConfDir}, in.config.BinDirs...)
 	if in.config.Kubeconfig != "" {
@@ -155,7 +157,7 @@ func (in *Installer) sweep() error {
 	}
 	for _, dir := range dirs {
 		if err := in.disk.sweep(dir); err != nil {
-			return fmt.Errorf("removing files of an earlier run from %s: %w", dir, err)
+			return fmt.Errorf("removing temporary files of an earlier run from %s: %w", dir, err)
 		}
 	}
 	return nil
@@ -173,25 +175,25 @@ func (in *Installer) binaries(done *changes) error {
 	return nil
 }
 
-// binary copies the plugin if the fingerprint of source or copy has changed. Comparing contents each time would be
-// expensive.
+// binary copies the plugin's binary to path if the source or the copy has changed. It compares fingerprints, because
+// comparing the contents on each call would be expensive.
 func (in *Installer) binary(done *changes, path string) error {
-	if now := stamps(in.config.Binary, path); now != "" && now == in.copied[path] {
+	if now := fingerprint(in.config.Binary, path); now != "" && now == in.copied[path] {
 		return nil
 	}
 	if err := done.copy(path, in.config.Binary, 0o755); err != nil {
 		return err
 	}
-	source := stamps(in.config.Binary)
+	source := fingerprint(in.config.Binary)
 	if source != "" && source == in.source[path] {
 		in.undone = path
 	}
-	in.copied[path], in.source[path] = stamps(in.config.Binary, path), source
+	in.copied[path], in.source[path] = fingerprint(in.config.Binary, path), source
 	return nil
 }
 
-// stamps returns a fingerprint that distinguishes files from later files of the same names; "" if one is missing.
-func stamps(paths ...string) string {
+// fingerprint returns the size, mode and modification time of the files, or "" if one is missing.
+func fingerprint(paths ...string) string {
 	var all strings.Builder
 	for _, path := range paths {
 		info, err := os.Stat(path)
@@ -203,6 +205,7 @@ func stamps(paths ...string) string {
 	return all.String()
 }
 
+// credentials writes the plugin's kubeconfig.
 func (in *Installer) credentials(done *changes) error {
 	if in.config.Kubeconfig == "" {
 		return nil
@@ -219,6 +222,7 @@ func (in *Installer) credentials(done *changes) error {
 	return err
 }
 
+// configuration adds the plugin to the node's CNI configuration.
 func (in *Installer) configuration(done *changes) error {
 	var err error
 	switch in.config.Mode {
@@ -235,7 +239,7 @@ func (in *Installer) configuration(done *changes) error {
 	return checkShadowing(in.config.ConfDir)
 }
 
-// standalone writes a separate configuration.
+// standalone writes a separate CNI configuration file.
 func (in *Installer) standalone(done *changes) error {
 	fields := map[string]any{"name": PluginType, "cniVersion": "1.0.0"}
 	for name, value := range in.entry {
@@ -259,8 +263,9 @@ func (in *Installer) standalone(done *changes) error {
 	return nil
 }
 
-// chain appends the plugin to the primary network's list. For a single plugin's file it writes a list into a new file
-// and then removes the old one. In between, runtimes use the old file, because its name sorts first.
+// chain appends the plugin to the primary network's list. If the primary network's file contains a single plugin, chain
+// writes a list into a new file and then removes the old file. In between, runtimes use the old file, because its name
+// sorts first.
 func (in *Installer) chain(done *changes) error {
 	n, err := primary(in.config.ConfDir, in.config.ConfName)
 	if err != nil {
@@ -299,8 +304,9 @@ func modeOf(path string) fs.FileMode {
 	return info.Mode().Perm()
 }
 
-// dropIn writes a separate file and does not change the primary's. It then removes the entry of an earlier chained
-// install. For a moment there may be two entries, which have the effect of one.
+// dropIn writes a file into the primary network's directory. It then removes the entry that an earlier installation in
+// mode chained added to the primary network's file. In between, runtimes run the plugin twice, which has the same
+// effect as once.
 func (in *Installer) dropIn(done *changes) error {
 	n, err := primary(in.config.ConfDir, in.config.ConfName)
 	if err != nil {
@@ -338,8 +344,8 @@ func (in *Installer) dropIn(done *changes) error {
 	return in.rewrite(done, n.path, text, 0, n.checkUnchanged)
 }
 
-// rewrite changes a configuration file after it has stored the former state in the undo log. It does nothing if ready
-// fails. mode 0 preserves the file's mode.
+// rewrite replaces a configuration file, unless ready returns an error. Before that it stores the previous state in the
+// undo log. mode 0 preserves the file's mode.
 func (in *Installer) rewrite(done *changes, path string, text []byte, mode fs.FileMode, ready func() error) error {
 	was, err := read(path, maxConf)
 	if err != nil {
@@ -358,7 +364,8 @@ func (in *Installer) rewrite(done *changes, path string, text []byte, mode fs.Fi
 	return err
 }
 
-// removeReplaced removes a configuration file that pilotfish's file replaces. It does nothing if ready fails.
+// removeReplaced removes a configuration file that another file of the installer replaces, unless ready returns an
+// error.
 func (in *Installer) removeReplaced(done *changes, path string, ready func() error) error {
 	was, err := read(path, maxConf)
 	if err != nil || !was.exists {
@@ -378,13 +385,15 @@ func (in *Installer) removeReplaced(done *changes, path string, ready func() err
 	return err
 }
 
+// remember stores the original state of a configuration file in the undo log before the file changes. was is the
+// current state; wrote is the new content, or nil if the file is removed.
 func (in *Installer) remember(path string, was file, wrote []byte) error {
 	log, err := readUndoLog(in.config.ConfDir)
 	if err != nil {
 		return err
 	}
-	// If the log was lost, or another program changed the file, the original state is the present content without the
-	// plugin.
+	// If the undo log was lost, or another program changed the file, the original state is the current content without
+	// the plugin.
 	if n, err := parseNetwork(path, was.content); err == nil && n.list && n.pluginEntry() != nil && !log.wrote(in.config.ConfDir, path, was) {
 		if was.content, err = n.removePlugin(); err != nil {
 			return err
@@ -394,7 +403,7 @@ func (in *Installer) remember(path string, was file, wrote []byte) error {
 		return err
 	}
 	if err := log.save(in.disk, in.config.ConfDir); err != nil {
-		return fmt.Errorf("the undo log: %w", err)
+		return fmt.Errorf("writing the undo log: %w", err)
 	}
 	return nil
 }

@@ -9,15 +9,15 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// kubeconfig returns the kubeconfig with which the plugin authenticates to the API server. It contains the token
-// itself, because the plugin runs on the host, where the pod's token file is not visible.
+// kubeconfig returns the content of the plugin's kubeconfig. It contains the token instead of a file name, because the
+// plugin runs on the node, where the token file of the agent's pod does not exist.
 func (in *Installer) kubeconfig() ([]byte, error) {
 	if in.config.Server == "" {
-		return nil, errors.New("the API server's URL is unknown (does this run in a pod? is KUBERNETES_SERVICE_HOST set?)")
+		return nil, errors.New("the API server's URL is unknown: run the node agent in a pod, where KUBERNETES_SERVICE_HOST is set, or set kubeconfig")
 	}
 	text, err := in.token()
 	if err != nil {
-		return nil, fmt.Errorf("the service account's token: %w", err)
+		return nil, fmt.Errorf("reading the service account's token: %w", err)
 	}
 	cluster := map[string]any{"server": in.config.Server}
 	switch {
@@ -26,10 +26,10 @@ func (in *Installer) kubeconfig() ([]byte, error) {
 	default:
 		ca, err := read(in.config.CAFile, 1<<20)
 		if err != nil {
-			return nil, fmt.Errorf("the cluster's certificate authority: %w", err)
+			return nil, fmt.Errorf("reading the cluster's CA certificate: %w", err)
 		}
 		if !ca.exists {
-			return nil, errors.New("the cluster's CA certificate is missing: " + in.config.CAFile + " (kube-ca-file)")
+			return nil, errors.New("the file of the cluster's CA certificate does not exist: " + in.config.CAFile + " (kube-ca-file)")
 		}
 		cluster["certificate-authority-data"] = base64.StdEncoding.EncodeToString(ca.content)
 	}

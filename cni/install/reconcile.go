@@ -13,12 +13,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/filewatch"
 )
 
-// Run installs the plugin and reinstalls it when a file changes, until the context is canceled. It also checks
-// periodically, since a file system may be mounted over a watched directory. It does not uninstall.
+// Run installs the plugin, and installs it again when a file changes, until the context is canceled. It also checks the
+// files periodically, because notifications can be lost, for example when a file system is mounted over a watched
+// directory. It does not uninstall.
 func (in *Installer) Run(ctx context.Context) error {
 	watch := in.newWatch()
 	defer watch.close()
-	installed := false // previously, by this process
+	installed := false // this process has installed the plugin completely at least once
 	for {
 		watch.renew()
 		wait := in.round(installed)
@@ -35,18 +36,19 @@ func (in *Installer) Run(ctx context.Context) error {
 	}
 }
 
-// round installs once and returns the minimum delay before the next round, regardless of file changes.
+// round calls Install once. It returns the minimum delay before the next round; 0 means to wait for the next file
+// change or periodic check.
 func (in *Installer) round(installed bool) time.Duration {
 	in.absent, in.undone = false, ""
 	changed, err := in.Install()
 	switch {
 	case errors.Is(err, errChanged):
-		in.config.Logger.Info("checking the CNI configuration again", "error", err)
+		in.config.Logger.Info("another program is changing the CNI configuration; trying again", "error", err)
 		return in.config.Settle
 	case err != nil:
-		pause := in.recordFailure(changed && !restStays(err))
-		in.config.Logger.Warn("the CNI plugin is not installed; new pods that should be captured may start without redirection, or wait", "error", err)
-		return pause // 0: the next round follows the next change or recheck
+		pause := in.recordFailure(changed && !isPartial(err))
+		in.config.Logger.Warn("the CNI plugin is not installed completely; new pods of the mesh may fail to start, or start without redirection", "error", err)
+		return pause
 	}
 	in.failures = 0
 	switch {
@@ -61,43 +63,43 @@ func (in *Installer) round(installed bool) time.Duration {
 		in.config.OnConflict(filepath.Base(path))
 	}
 	now := time.Now()
-	fight, wait := in.fights.round(now, in.absent)
-	if !fight {
+	conflict, wait := in.fights.round(now, in.absent)
+	if !conflict {
 		in.config.Logger.Info("another program changed the installation; it was repaired", "file", path, "plugin-taken-out", in.absent)
 		return 0
 	}
 	if !in.fights.shouldLog(now) {
 		return wait
 	}
-	text := "another program repeatedly removes the CNI plugin from the configuration; pods may start unprotected each time"
+	text := "another program repeatedly removes the CNI plugin from the configuration; until each repair, new pods start without redirection"
 	if !in.absent {
 		text = "another program repeatedly changes the installation"
 	}
-	in.config.Logger.Warn(text, "file", path, "rounds", len(in.fights.rounds), "within", quickTime, "next", wait, "likely", in.describeOpponent(path))
+	in.config.Logger.Warn(text, "file", path, "rounds", len(in.fights.rounds), "within", conflictWindow, "next", wait, "likely", in.describeOpponent(path))
 	return wait
 }
 
-// recordFailure records a failure and returns the delay before the next round. Rolled-back changes also cause
-// notifications. Without a delay the next round would start immediately and copy the plugin again.
-func (in *Installer) recordFailure(takenBack bool) time.Duration {
-	if !takenBack {
+// recordFailure records a failure and returns the delay before the next round. A rollback changes files, so it causes
+// notifications. Without a delay, the next round would start immediately and copy the plugin's binary again.
+func (in *Installer) recordFailure(rolledBack bool) time.Duration {
+	if !rolledBack {
 		in.failures = 0
 		return 0
 	}
 	in.failures++
-	return min(time.Second<<min(in.failures-1, 10), maxTruce)
+	return min(time.Second<<min(in.failures-1, 10), maxBackoff)
 }
 
 func (in *Installer) describeOpponent(path string) string {
 	if filepath.Dir(path) != filepath.Clean(in.config.ConfDir) {
-		return "another node agent that uses the same directory, as Istio's does by default: remove it, or set another directory for this one (cni-agent-run-dir)"
+		return "another node agent that uses the same directory, such as Istio's: remove it, or set cni-agent-run-dir of this agent to another directory"
 	}
 	n, _ := primary(in.config.ConfDir, in.config.ConfName)
 	return describeOpponent(n)
 }
 
-// waitOut waits during a conflict or after a failure. If pods are still captured, the wait ends when the plugin is
-// removed from the configuration. After a failure it also ends when the credentials are renewed.
+// waitOut waits during a conflict or after a failure. It returns early if the plugin is in the CNI configuration and
+// another program removes it. After a failure it also returns early when the credentials are renewed.
 func (in *Installer) waitOut(ctx context.Context, wait time.Duration) error {
 	over := time.NewTimer(wait)
 	defer over.Stop()
@@ -142,21 +144,21 @@ func (in *Installer) isPluginMissing() bool {
 // watch waits for changes of the installed files and their directories.
 type watch struct {
 	in     *Installer
-	notify *filewatch.Watcher // nil if the kernel provides no watch; only the periodic checks remain
+	notify *filewatch.Watcher // nil if inotify is not available; only the periodic checks remain
 }
 
 func (in *Installer) newWatch() *watch {
 	w := &watch{in: in}
 	var err error
 	if w.notify, err = filewatch.New(); err != nil {
-		in.config.Logger.Warn("the CNI configuration cannot be watched for changes; it is polled", "every", in.config.Recheck,
+		in.config.Logger.Warn("cannot watch the CNI configuration for changes; it is checked only periodically", "every", in.config.Recheck,
 			"error", err, "remedy", "raise fs.inotify.max_user_instances")
 		w.notify = nil
 	}
 	return w
 }
 
-// renew adds watches for the directories that exist now; a directory may have been replaced.
+// renew adds watches for the directories that exist now, because a watched directory may have been replaced.
 func (w *watch) renew() {
 	if w.notify == nil {
 		return
@@ -164,7 +166,7 @@ func (w *watch) renew() {
 	c := &w.in.config
 	dirs := append([]string{c.ConfDir}, c.BinDirs...)
 	if c.Kubeconfig != "" {
-		_ = os.MkdirAll(filepath.Dir(c.Kubeconfig), 0o755) // so that the directory can be watched
+		_ = os.MkdirAll(filepath.Dir(c.Kubeconfig), 0o755) // a directory that does not exist cannot be watched
 		dirs = append(dirs, filepath.Dir(c.Kubeconfig), filepath.Dir(c.TokenFile))
 	}
 	if c.Binary != "" {
@@ -174,11 +176,11 @@ func (w *watch) renew() {
 		dirs = append(dirs, filepath.Join(c.ConfDir, n.name()))
 	}
 	for _, dir := range dirs {
-		_ = w.notify.Add(dir) // on failure the periodic checks remain
+		_ = w.notify.Add(dir) // if this fails, the periodic checks remain
 	}
 }
 
-// next waits for a change followed by the debounce, or for the next periodic check.
+// next waits for a file change and the debounce delay, for renewed credentials, or for the next periodic check.
 func (w *watch) next(ctx context.Context) error {
 	recheck := time.NewTimer(w.in.config.Recheck)
 	defer recheck.Stop()
@@ -204,13 +206,14 @@ func (w *watch) next(ctx context.Context) error {
 			}
 		case err := <-errs:
 			if !errors.Is(err, fsnotify.ErrEventOverflow) {
-				w.in.config.Logger.Warn("watching the CNI configuration", "error", err)
+				w.in.config.Logger.Warn("watching the CNI configuration failed", "error", err)
 			}
 			return nil
 		}
 	}
 }
 
+// ownStaging reports whether a path is a temporary file or the undo log of the installer. Their changes are ignored.
 func ownStaging(path string) bool {
 	name := filepath.Base(path)
 	return len(name) > len(staging) && name[:len(staging)] == staging || name == undoLogName

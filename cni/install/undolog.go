@@ -8,12 +8,13 @@ import (
 	"path/filepath"
 )
 
-// undoLogName is a file in the CNI configuration directory, so that it persists across reboots as the configuration
-// does. Runtimes ignore files without a known extension.
+// undoLogName is the name of the undo log. It is in the CNI configuration directory, so that it survives reboots, as
+// the configuration does. Container runtimes ignore files without the extension of a CNI configuration.
 const undoLogName = ".pilotfish-cni-undo"
 
-// undoLog stores the state of the configuration before the plugin was added. An entry is written before its change. An
-// entry whose change did not happen is harmless, since only files with the recorded hash are restored.
+// undoLog stores the original state of each CNI configuration file that the installer changes. The installer writes an
+// entry before it changes the file. If the change then fails, the entry is harmless: Uninstall restores only files
+// whose content has the recorded hash.
 type undoLog struct {
 	Entries []undoEntry `json:"entries"`
 }
@@ -21,7 +22,7 @@ type undoLog struct {
 type undoEntry struct {
 	File  string `json:"file"`            // relative to the configuration directory
 	Wrote string `json:"wrote,omitempty"` // SHA-256 of the content that the installer wrote; "" if it removed the file
-	// Was is the original content; nil if the file did not exist.
+	// Was is the original content of the file; nil if it did not exist.
 	Was  []byte `json:"was,omitempty"`
 	Mode uint32 `json:"mode,omitempty"`
 }
@@ -39,17 +40,17 @@ func readUndoLog(dir string) (*undoLog, error) {
 	}
 	var log undoLog
 	if err := json.Unmarshal(f.content, &log); err != nil {
-		return nil, fmt.Errorf("the undo log %s cannot be read (remove it to continue without it): %w", path, err)
+		return nil, fmt.Errorf("the undo log %s is invalid (remove it to continue without it): %w", path, err)
 	}
 	for _, e := range log.Entries {
 		if !filepath.IsLocal(e.File) {
-			return nil, fmt.Errorf("the undo log %s lists %q, which is outside of its directory", path, e.File)
+			return nil, fmt.Errorf("the undo log %s lists %q, which is outside the CNI configuration directory (remove the undo log to continue without it)", path, e.File)
 		}
 	}
 	return &log, nil
 }
 
-// wrote reports whether a file is in the state that the log recorded.
+// wrote reports whether a file's current state is the one that the installer wrote according to the log.
 func (l *undoLog) wrote(dir, path string, is file) bool {
 	for _, e := range l.Entries {
 		if filepath.Join(dir, e.File) == path {
@@ -59,8 +60,8 @@ func (l *undoLog) wrote(dir, path string, is file) bool {
 	return false
 }
 
-// note records the state of a file before the plugin was added. If the file already contains the plugin from an earlier
-// install, the earlier record is retained.
+// note records a file's original state was and its new content wrote. If was is what the installer wrote earlier, note
+// retains the original state from the earlier entry.
 func (l *undoLog) note(dir, path string, was file, wrote []byte) error {
 	name, err := filepath.Rel(dir, path)
 	if err != nil {
@@ -79,7 +80,7 @@ func (l *undoLog) note(dir, path string, was file, wrote []byte) error {
 			continue
 		}
 		if was.exists && old.Wrote == digest(was.content) {
-			e.Was, e.Mode = old.Was, old.Mode // the previous state contained the plugin, too
+			e.Was, e.Mode = old.Was, old.Mode // was contains the plugin already, so it is not the original state
 		}
 		*old = e
 		return nil

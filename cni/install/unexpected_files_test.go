@@ -109,7 +109,7 @@ func TestRepeatedForeignChangesAreAConflict(t *testing.T) {
 			})
 			n.eventually("the install", func() bool { return n.installed() && in.Health().OK })
 			want, _ := os.ReadFile(n.path(file))
-			for round := range quickRounds + 1 {
+			for round := range maxRepairs + 1 {
 				n.write(file, foreignContent(t, want))
 				n.eventually("the answer", func() bool { return int(fought.Load()) > round })
 			}
@@ -120,7 +120,7 @@ func TestRepeatedForeignChangesAreAConflict(t *testing.T) {
 			n.write("net.d/10-podnet.conflist", bridgeList)
 			began := time.Now()
 			n.eventually("the chain", n.installed)
-			if wait := time.Since(began); wait > maxTruce/2 {
+			if wait := time.Since(began); wait > maxBackoff/2 {
 				t.Errorf("pods started unprotected for %v", wait)
 			}
 		})

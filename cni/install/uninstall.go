@@ -15,10 +15,10 @@ import (
 // maxTries limits the attempts to edit a configuration that another program is writing.
 const maxTries = 10
 
-// Uninstall removes the plugin's entry from the configuration, so that no new pod uses it, then the kubeconfig, then
-// the binary. While sandboxes reference the plugin, their DEL would fail without it. The tombstone therefore replaces
-// the binary until the last of them has ended, and then removes itself. If a step fails, the remaining installation is
-// consistent and can be repaired.
+// Uninstall removes the plugin's entry from the CNI configuration, so that new pods do not use it, then the kubeconfig,
+// then the binary. Sandboxes that reference the plugin still need a binary for DEL. For these, Uninstall replaces the
+// binary with the tombstone, which removes itself with the last of them. If a step fails, the remaining installation is
+// consistent, and Install can repair it.
 func (in *Installer) Uninstall() error {
 	in.mu.Lock()
 	in.condition = health.Condition{Reason: "the CNI plugin is being uninstalled"}
@@ -28,7 +28,7 @@ func (in *Installer) Uninstall() error {
 	}
 	err := in.restoreConfig()
 	for tries := 1; errors.Is(err, errChanged) && tries < maxTries; tries++ {
-		err = in.restoreConfig() // reads the present configuration
+		err = in.restoreConfig() // reads the other program's version
 	}
 	if err != nil {
 		return fmt.Errorf("removing the plugin from the CNI configuration: %w", err)
@@ -40,7 +40,7 @@ func (in *Installer) Uninstall() error {
 	}
 	if in.config.Notes != "" {
 		if err := os.RemoveAll(in.config.Notes); err != nil {
-			return fmt.Errorf("removing the plugin's attachment records: %w", err)
+			return fmt.Errorf("removing the plugin's attachment files: %w", err)
 		}
 	}
 	if err := in.removeBinary(); err != nil {
@@ -49,13 +49,13 @@ func (in *Installer) Uninstall() error {
 	return nil
 }
 
-// restoreConfig restores the original configuration. From files that another program has changed since, it only removes
-// the plugin.
+// restoreConfig restores the original CNI configuration from the undo log. If another program has changed a file since,
+// it only removes the plugin's entry from it.
 func (in *Installer) restoreConfig() error {
 	dir := in.config.ConfDir
 	log, err := readUndoLog(dir)
 	if err != nil {
-		in.config.Logger.Warn("removing the plugin from the CNI configuration without the undo log", "error", err)
+		in.config.Logger.Warn("cannot read the undo log; the plugin's entry is removed from the current CNI configuration", "error", err)
 		log = &undoLog{}
 	}
 	for i := len(log.Entries) - 1; i >= 0; i-- {
@@ -69,6 +69,7 @@ func (in *Installer) restoreConfig() error {
 	return in.disk.remove(filepath.Join(dir, undoLogName))
 }
 
+// restore restores the original state of one file if the installer was the last program to change it.
 func (in *Installer) restore(log *undoLog, e undoEntry) error {
 	path := filepath.Join(in.config.ConfDir, e.File)
 	now, err := read(path, maxConf)
@@ -90,7 +91,7 @@ func (in *Installer) restore(log *undoLog, e undoEntry) error {
 	return nil
 }
 
-// removeEmpty removes the directory of a network if it contains no files of other programs.
+// removeEmpty removes the drop-in directory of a network if it is empty.
 func (in *Installer) removeEmpty(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) || len(entries) > 0 {
@@ -102,7 +103,7 @@ func (in *Installer) removeEmpty(dir string) error {
 	return in.disk.remove(dir)
 }
 
-// removeFromConfigs removes the plugin from every configuration that still references it.
+// removeFromConfigs removes the plugin's entry and drop-in file from all configurations that still have them.
 func (in *Installer) removeFromConfigs() error {
 	all, _, err := networks(in.config.ConfDir)
 	if err != nil {
@@ -135,19 +136,19 @@ func (in *Installer) removeFromConfig(n *network) error {
 	return in.disk.replace(resolveSymlink(n.path), bytes.NewReader(text), modeOf(n.path), n.checkUnchanged)
 }
 
-// removeBinary removes the binary, or replaces it with the tombstone.
+// removeBinary removes the plugin's binary, or replaces it with the tombstone while sandboxes reference the plugin.
 func (in *Installer) removeBinary() error {
 	if in.config.Binary == "" {
 		return nil
 	}
-	named, err := tombstone.CountReferences(in.config.Results, PluginType, "")
+	references, err := tombstone.CountReferences(in.config.Results, PluginType, "")
 	if err != nil {
-		in.config.Logger.Warn("the container runtime's sandboxes cannot be listed; the tombstone remains", "error", err)
+		in.config.Logger.Warn("cannot list the sandboxes that reference the CNI plugin; a tombstone replaces its binary", "error", err)
 	}
-	stays := named > 0 || err != nil
-	stone := in.config.Tombstone
-	if _, err := os.Stat(stone); err != nil {
-		stone = ""
+	referenced := references > 0 || err != nil
+	replacement := in.config.Tombstone
+	if _, err := os.Stat(replacement); err != nil {
+		replacement = ""
 	}
 	for _, dir := range in.config.BinDirs {
 		path := filepath.Join(dir, PluginType)
@@ -156,9 +157,9 @@ func (in *Installer) removeBinary() error {
 			continue
 		case err != nil:
 			return err
-		case stays && stone != "" && is.Mode().IsRegular():
-			err = in.copyFile(stone, path)
-			in.config.Logger.Info("sandboxes reference the CNI plugin: a tombstone replaces it until they are removed", "path", path, "sandboxes", named)
+		case referenced && replacement != "" && is.Mode().IsRegular():
+			err = in.copyFile(replacement, path)
+			in.config.Logger.Info("sandboxes reference the CNI plugin; a tombstone replaces its binary until they are deleted", "path", path, "sandboxes", references)
 			if err != nil {
 				return err
 			}
@@ -171,7 +172,7 @@ func (in *Installer) removeBinary() error {
 	return nil
 }
 
-// copyFile copies a file.
+// copyFile replaces the file at path with an executable copy of from.
 func (in *Installer) copyFile(from, path string) error {
 	f, err := os.Open(from)
 	if err != nil {

@@ -113,7 +113,7 @@ func TestConflictIsReportedWithItsLikelyCauseAndBacksOff(t *testing.T) {
 		}
 	})
 	n.eventually("the install", func() bool { return n.installed() && in.Health().OK })
-	for round := range quickRounds + 1 {
+	for round := range maxRepairs + 1 {
 		n.eventually(fmt.Sprint("round ", round), n.installed)
 		n.eventually("the count", func() bool { return int(fought.Load()) == round })
 		n.write("net.d/10-podnet.conflist", cilium)
@@ -128,18 +128,18 @@ func TestConflictBackoffGrowsAndResets(t *testing.T) {
 	var f conflictDetector
 	now := time.Unix(0, 0)
 	var waits []time.Duration
-	for range quickRounds + 6 {
+	for range maxRepairs + 6 {
 		_, wait := f.round(now, false)
 		waits = append(waits, wait)
 		now = now.Add(time.Second)
 	}
-	if !slices.IsSorted(waits) || waits[quickRounds-1] != 0 || waits[quickRounds] == 0 || waits[len(waits)-1] != maxTruce {
+	if !slices.IsSorted(waits) || waits[maxRepairs-1] != 0 || waits[maxRepairs] == 0 || waits[len(waits)-1] != maxBackoff {
 		t.Errorf("waits %v", waits)
 	}
 	if _, wait := f.round(now, true); wait > time.Second {
 		t.Errorf("pods start without the plugin for %v", wait)
 	}
-	if fight, wait := f.round(now.Add(2*quickTime), true); fight || wait != 0 {
+	if fight, wait := f.round(now.Add(2*conflictWindow), true); fight || wait != 0 {
 		t.Error("a change once an hour is a fight")
 	}
 }
