@@ -18,15 +18,15 @@ import (
 )
 
 const (
-	// maxList limits the size of one page of pods, in bytes. It allows 500 very large pods.
+	// maxList limits the size of one page of a pod list, in bytes.
 	maxList = 64 << 20
-	// requestTimeout limits every request except a watch.
+	// requestTimeout is the timeout of every request except a watch.
 	requestTimeout = 30 * time.Second
-	// pingEvery is the interval of HTTP/2 pings, since a watch may be idle for long.
+	// pingEvery is the interval of HTTP/2 pings. They detect a broken connection while a watch does not send events.
 	pingEvery, pingTimeout = 30 * time.Second, 15 * time.Second
 )
 
-// Client is a client of one API server. Its methods may be called concurrently.
+// Client is a Kubernetes API client. Its methods may be called concurrently.
 type Client struct {
 	base      string
 	token     string
@@ -34,19 +34,19 @@ type Client struct {
 	http      *http.Client
 }
 
-// New returns a client. It sends no request.
+// New returns a client. It does not connect to the API server.
 func New(c Config) (*Client, error) {
 	conf := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.ServerName, InsecureSkipVerify: c.Insecure}
 	if len(c.CA) > 0 {
 		conf.RootCAs = x509.NewCertPool()
 		if !conf.RootCAs.AppendCertsFromPEM(c.CA) {
-			return nil, errors.New("the API server's CA certificate is not a PEM certificate")
+			return nil, errors.New("the API server's CA certificate is not in PEM format")
 		}
 	}
 	if len(c.Certificate) > 0 {
 		pair, err := tls.X509KeyPair(c.Certificate, c.PrivateKey)
 		if err != nil {
-			return nil, fmt.Errorf("the client certificate for the API server: %w", err)
+			return nil, fmt.Errorf("parsing the client certificate for the API server: %w", err)
 		}
 		conf.Certificates = []tls.Certificate{pair}
 	}
@@ -67,7 +67,7 @@ func New(c Config) (*Client, error) {
 				ResponseHeaderTimeout: requestTimeout,
 				IdleConnTimeout:       90 * time.Second,
 				MaxIdleConns:          2,
-				Proxy:                 nil, // the node's proxy variables do not apply to its control plane
+				Proxy:                 nil, // ignore HTTPS_PROXY: the API server is in the cluster's network
 			},
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // a redirect would forward the token
 		},
@@ -80,20 +80,20 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 // StatusError is an error response of the API server.
 type StatusError struct {
 	Code    int    // HTTP status
-	Reason  string // Kubernetes' reason: "NotFound", "Expired"
+	Reason  string // reason in the Kubernetes Status object, such as "NotFound" or "Expired"
 	Message string
 }
 
 func (e *StatusError) Error() string {
-	text := fmt.Sprintf("the API server answered %d %s", e.Code, e.Reason)
+	text := fmt.Sprintf("the API server responded with %d %s", e.Code, e.Reason)
 	if e.Message != "" {
 		text += ": " + e.Message
 	}
 	switch e.Code {
 	case http.StatusUnauthorized:
-		text += " (the token has expired or is for another cluster: does the node agent run, which renews the kubeconfig?)"
+		text += " (the token has expired or is for another cluster: check that the node agent, which renews the kubeconfig, is running)"
 	case http.StatusForbidden:
-		text += " (the service account lacks this permission: see the ClusterRole in the manifests)"
+		text += " (the service account lacks this permission: compare its ClusterRole with the one in the manifest)"
 	}
 	return text
 }
@@ -101,7 +101,7 @@ func (e *StatusError) Error() string {
 // IsNotFound reports whether err means that the object does not exist.
 func IsNotFound(err error) bool { return hasCode(err, http.StatusNotFound) }
 
-// IsConflict reports whether err means that the object was changed or replaced.
+// IsConflict reports whether err means that a precondition failed because the object was changed or replaced.
 func IsConflict(err error) bool { return hasCode(err, http.StatusConflict) }
 
 func hasCode(err error, code int) bool {
@@ -122,9 +122,10 @@ func podPath(namespace, name string) string {
 	return "/api/v1/namespaces/" + url.PathEscape(namespace) + "/pods/" + url.PathEscape(name)
 }
 
-// call sends one request and decodes the response into result, unless that is nil.
+// call sends one request with a JSON body and decodes the response into result. body and result may be nil. limit is
+// the maximum size of the response in bytes.
 func (c *Client) call(ctx context.Context, method, path, contentType string, body, result any, limit int64) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, requestTimeout, fmt.Errorf("no answer within %v", requestTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, requestTimeout, fmt.Errorf("the API server did not respond within %v", requestTimeout))
 	defer cancel()
 	response, err := c.do(ctx, method, path, contentType, body)
 	if err != nil {
@@ -142,12 +143,12 @@ func (c *Client) call(ctx context.Context, method, path, contentType string, bod
 		return fmt.Errorf("the API server's response is larger than %d bytes", limit)
 	}
 	if err := json.Unmarshal(text, result); err != nil {
-		return fmt.Errorf("the API server's response is invalid: %w", err)
+		return fmt.Errorf("decoding the API server's response: %w", err)
 	}
 	return nil
 }
 
-// do returns a success response, or a StatusError.
+// do sends one request. It returns the response if the status is a success, and a *StatusError for any other status.
 func (c *Client) do(ctx context.Context, method, path, contentType string, body any) (*http.Response, error) {
 	request, err := c.request(ctx, method, path, contentType, body)
 	if err != nil {
@@ -155,7 +156,7 @@ func (c *Client) do(ctx context.Context, method, path, contentType string, body 
 	}
 	response, err := c.http.Do(request)
 	if err != nil {
-		return nil, fmt.Errorf("request to the API server at %s: %w", c.base, err)
+		return nil, fmt.Errorf("sending a request to the API server at %s: %w", c.base, err)
 	}
 	if response.StatusCode >= 200 && response.StatusCode < 300 {
 		return response, nil
@@ -163,9 +164,9 @@ func (c *Client) do(ctx context.Context, method, path, contentType string, body 
 	defer func() { _ = response.Body.Close() }()
 	status := &StatusError{Code: response.StatusCode, Reason: http.StatusText(response.StatusCode)}
 	text, _ := io.ReadAll(io.LimitReader(response.Body, 64<<10))
-	var told struct{ Reason, Message string }
-	if json.Unmarshal(text, &told) == nil && told.Reason != "" {
-		status.Reason, status.Message = told.Reason, told.Message
+	var failure struct{ Reason, Message string }
+	if json.Unmarshal(text, &failure) == nil && failure.Reason != "" {
+		status.Reason, status.Message = failure.Reason, failure.Message
 	}
 	return nil, status
 }
@@ -175,13 +176,13 @@ func (c *Client) request(ctx context.Context, method, path, contentType string, 
 	if body != nil {
 		text, err := json.Marshal(body)
 		if err != nil {
-			return nil, fmt.Errorf("a request to the API server: %w", err)
+			return nil, fmt.Errorf("encoding a request to the API server: %w", err)
 		}
 		reader = bytes.NewReader(text)
 	}
 	request, err := http.NewRequestWithContext(ctx, method, c.base+path, reader)
 	if err != nil {
-		return nil, fmt.Errorf("a request to the API server: %w", err)
+		return nil, fmt.Errorf("creating a request to the API server: %w", err)
 	}
 	if contentType != "" {
 		request.Header.Set("Content-Type", contentType)
@@ -197,13 +198,14 @@ func (c *Client) request(ctx context.Context, method, path, contentType string, 
 	return request, nil
 }
 
+// bearer returns the token for a request, or "" if the client has none.
 func (c *Client) bearer() (string, error) {
 	if c.tokenFile == "" {
 		return c.token, nil
 	}
 	text, err := readFile(c.tokenFile)
 	if err != nil {
-		return "", fmt.Errorf("the token for the API server: %w", err)
+		return "", fmt.Errorf("reading the token for the API server: %w", err)
 	}
 	return strings.TrimSpace(string(text)), nil
 }

@@ -135,13 +135,13 @@ func TestResponseSizeIsLimited(t *testing.T) {
 
 func TestErrorsOfInvalidKubeconfigsContainNoSecrets(t *testing.T) {
 	for words, text := range map[string]string{
-		"current-context": "current-context: none\n",
-		"no cluster":      "current-context: c\ncontexts: [{name: c, context: {cluster: x, user: y}}]\n",
-		"no user":         "current-context: c\ncontexts: [{name: c, context: {cluster: x, user: y}}]\nclusters: [{name: x, cluster: {server: 'https://a'}}]\n",
-		"not an http":     "current-context: c\ncontexts: [{name: c, context: {cluster: x, user: y}}]\nclusters: [{name: x, cluster: {server: 'a'}}]\n",
-		"tokenFile":       "current-context: c\ncontexts: [{name: c, context: {cluster: x, user: y}}]\nclusters: [{name: x, cluster: {server: 'https://a'}}]\nusers: [{name: y, user: {exec: {}}}]\n",
-		"wrong type":      "users: [{name: y, user: {token: [hunter2]}}]\n",
-		"not YAML":        "a: [hunter2\n",
+		"current-context":            "current-context: none\n",
+		`cluster "x" is not defined`: "current-context: c\ncontexts: [{name: c, context: {cluster: x, user: y}}]\n",
+		`user "y" is not defined`:    "current-context: c\ncontexts: [{name: c, context: {cluster: x, user: y}}]\nclusters: [{name: x, cluster: {server: 'https://a'}}]\n",
+		"not an http":                "current-context: c\ncontexts: [{name: c, context: {cluster: x, user: y}}]\nclusters: [{name: x, cluster: {server: 'a'}}]\n",
+		"tokenFile":                  "current-context: c\ncontexts: [{name: c, context: {cluster: x, user: y}}]\nclusters: [{name: x, cluster: {server: 'https://a'}}]\nusers: [{name: y, user: {exec: {}}}]\n",
+		"wrong type":                 "users: [{name: y, user: {token: [hunter2]}}]\n",
+		"invalid YAML":               "a: [hunter2\n",
 	} {
 		_, err := parse([]byte(text), "/")
 		if err == nil || !strings.Contains(err.Error(), words) || strings.Contains(err.Error(), "hunter2") {

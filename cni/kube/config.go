@@ -1,5 +1,6 @@
-// Package kube is a small Kubernetes client. It reads and watches the pods of a node. It has only the functions that a
-// CNI plugin and its node agent need; client-go would dominate their size and start time.
+// Package kube is a small Kubernetes client with only the functions that the CNI plugin and its node agent need. The
+// main function is to list and watch the pods of a node. client-go would make the plugin several times larger and
+// slower to start.
 package kube
 
 import (
@@ -20,31 +21,31 @@ import (
 // maxFile limits the size of kubeconfigs, tokens and certificates, in bytes.
 const maxFile = 1 << 20
 
-// ServiceAccountDir is the directory of a pod's token and the cluster's CA certificate.
+// ServiceAccountDir is the directory where Kubernetes mounts a pod's token and the cluster's CA certificate.
 const ServiceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// Config is the address of the API server, its CA and the client's credentials.
+// Config contains the address of the API server, its CA and the client's credentials.
 type Config struct {
-	Server     string // URL
-	CA         []byte // PEM; none: the system's CAs
-	ServerName string // in the server's certificate; "" is the URL's host
+	Server     string // URL of the API server
+	CA         []byte // CA certificates in PEM; nil for the system's CAs
+	ServerName string // name to verify in the server's certificate; "" for the host in the URL
 	// Insecure disables verification of the server's certificate.
 	Insecure bool
-	// Token, or TokenFile, which is read for each request, since tokens are renewed. Both are empty with a client
-	// certificate.
+	// Token is the bearer token. If TokenFile is set, the client instead reads the token from this file for each
+	// request, because the kubelet renews it. Both are empty if the client authenticates with a certificate.
 	Token, TokenFile        string
 	Certificate, PrivateKey []byte // PEM
 }
 
-// InCluster returns the configuration of a pod. host and port are the values of KUBERNETES_SERVICE_HOST and
-// KUBERNETES_SERVICE_PORT; dir is ServiceAccountDir.
+// InCluster returns the configuration for a process in a pod. host and port are the values of KUBERNETES_SERVICE_HOST
+// and KUBERNETES_SERVICE_PORT. dir is the directory of the service account, usually ServiceAccountDir.
 func InCluster(host, port, dir string) (Config, error) {
 	if host == "" {
 		return Config{}, errors.New("KUBERNETES_SERVICE_HOST is not set: this process does not run in a Kubernetes pod; set a kubeconfig instead")
 	}
 	ca, err := readFile(filepath.Join(dir, "ca.crt"))
 	if err != nil {
-		return Config{}, fmt.Errorf("the cluster's certificate authority (is automountServiceAccountToken off?): %w", err)
+		return Config{}, fmt.Errorf("reading the cluster's CA certificate (is automountServiceAccountToken false?): %w", err)
 	}
 	return Config{
 		Server:    "https://" + net.JoinHostPort(host, cmp.Or(port, "443")),
@@ -53,7 +54,7 @@ func InCluster(host, port, dir string) (Config, error) {
 	}, nil
 }
 
-// kubeconfig contains the supported fields of kubectl's configuration format.
+// kubeconfig contains the supported fields of a kubeconfig file.
 type kubeconfig struct {
 	CurrentContext string `yaml:"current-context"`
 	Contexts       []struct {
@@ -83,12 +84,12 @@ type kubeconfig struct {
 	}
 }
 
-// Load reads a kubeconfig and returns its current context. Relative paths in it are relative to its directory. Users
-// with an exec plugin or an auth provider are refused.
+// Load reads a kubeconfig file and returns the configuration of its current context. Relative paths in the file are
+// relative to its directory. Load returns an error if the user needs an exec plugin or an auth provider.
 func Load(path string) (Config, error) {
 	text, err := readFile(path)
 	if err != nil {
-		return Config{}, fmt.Errorf("kubeconfig: %w", err)
+		return Config{}, fmt.Errorf("reading the kubeconfig: %w", err)
 	}
 	c, err := parse(text, filepath.Dir(path))
 	if err != nil {
@@ -109,7 +110,7 @@ func parse(text []byte, dir string) (Config, error) {
 		return c.Name == file.CurrentContext
 	})
 	if x < 0 {
-		return Config{}, fmt.Errorf("current-context %q is not among its contexts", file.CurrentContext)
+		return Config{}, fmt.Errorf("current-context %q is not in its list of contexts", file.CurrentContext)
 	}
 	use := file.Contexts[x].Context
 	var c Config
@@ -122,15 +123,16 @@ func parse(text []byte, dir string) (Config, error) {
 	return c, nil
 }
 
-// withoutValues removes quoted values, which may contain a token, from a YAML error and retains the line numbers.
+// withoutValues replaces a YAML error with one that does not quote values of the file, because these may be tokens.
 func withoutValues(err error) error {
 	var types *yaml.TypeError
 	if errors.As(err, &types) {
 		return fmt.Errorf("%d fields have the wrong type", len(types.Errors))
 	}
-	return errors.New("it is not YAML")
+	return errors.New("invalid YAML")
 }
 
+// cluster sets the fields of c from the cluster with this name.
 func (file *kubeconfig) cluster(c *Config, name, dir string) error {
 	for _, entry := range file.Clusters {
 		if entry.Name != name {
@@ -147,9 +149,10 @@ func (file *kubeconfig) cluster(c *Config, name, dir string) error {
 		}
 		return nil
 	}
-	return fmt.Errorf("there is no cluster %q", name)
+	return fmt.Errorf("cluster %q is not defined", name)
 }
 
+// user sets the credentials of c from the user with this name.
 func (file *kubeconfig) user(c *Config, name, dir string) error {
 	for _, entry := range file.Users {
 		if entry.Name != name {
@@ -171,15 +174,16 @@ func (file *kubeconfig) user(c *Config, name, dir string) error {
 		}
 		return nil
 	}
-	return fmt.Errorf("there is no user %q", name)
+	return fmt.Errorf("user %q is not defined", name)
 }
 
+// dataOrFile returns the base64-decoded data or, if data is "", the content of the file.
 func dataOrFile(data, file, dir string) ([]byte, error) {
 	switch {
 	case data != "":
 		text, err := base64.StdEncoding.DecodeString(data)
 		if err != nil {
-			return nil, errors.New("its data is not base64")
+			return nil, errors.New("the data is not valid base64")
 		}
 		return text, nil
 	case file != "":

@@ -14,15 +14,15 @@ import (
 // PodEvent is the content of a Kubernetes event about a pod.
 type PodEvent struct {
 	Pod     *agentapi.Pod
-	Warning bool   // otherwise normal
-	Reason  string // one word, machine-readable
-	Message string // truncated to maxMessage
+	Warning bool   // the event's type is Warning; false: Normal
+	Reason  string // one word in CamelCase for programs
+	Message string // sentence for users; truncated to maxMessage
 }
 
 // maxMessage is the maximum length of an event's message, in bytes.
 const maxMessage = 1024
 
-// Report writes an event about a pod, with a component on a node as its source.
+// Report creates a Kubernetes event about a pod. The event's source is the component on the node.
 func (c *Client) Report(ctx context.Context, component, node string, now time.Time, e PodEvent) error {
 	m := e.Pod.Metadata
 	kind := "Normal"
@@ -41,7 +41,7 @@ func (c *Client) Report(ctx context.Context, component, node string, now time.Ti
 	}
 	path := "/api/v1/namespaces/" + url.PathEscape(m.Namespace) + "/events"
 	if err := c.call(ctx, http.MethodPost, path, "application/json", event, nil, 0); err != nil {
-		return fmt.Errorf("writing an event of pod %s/%s: %w", m.Namespace, m.Name, err)
+		return fmt.Errorf("creating an event about pod %s/%s: %w", m.Namespace, m.Name, err)
 	}
 	return nil
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 )
 
-// Delete deletes a pod gracefully. UID and resource version are preconditions, so that a changed pod or a new one of
-// the same name is not deleted (see IsConflict).
+// Delete deletes a pod with its grace period. If the pod was changed or replaced since it was read, Delete does not
+// delete it and returns an error for which IsConflict is true.
 func (c *Client) Delete(ctx context.Context, p *agentapi.Pod) error {
 	options := map[string]any{
 		"apiVersion": "v1", "kind": "DeleteOptions",
@@ -23,7 +23,7 @@ func (c *Client) Delete(ctx context.Context, p *agentapi.Pod) error {
 	return nil
 }
 
-// DaemonSetGone reports whether a daemon set was deleted or is being deleted. Its pods are then not replaced.
+// DaemonSetGone reports whether a DaemonSet does not exist or is being deleted, so that its pods are not replaced.
 func (c *Client) DaemonSetGone(ctx context.Context, namespace, name string) (bool, error) {
 	var set struct {
 		Metadata agentapi.Metadata `json:"metadata"`
@@ -34,12 +34,13 @@ func (c *Client) DaemonSetGone(ctx context.Context, namespace, name string) (boo
 		return true, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("reading daemon set %s/%s: %w", namespace, name, err)
+		return false, fmt.Errorf("reading DaemonSet %s/%s: %w", namespace, name, err)
 	}
 	return set.Metadata.DeletionTimestamp != nil, nil
 }
 
-// Label sets one label of a pod, with UID and resource version as preconditions.
+// Label sets one label of a pod. If the pod was changed or replaced since it was read, Label does not change it and
+// returns an error for which IsConflict is true.
 func (c *Client) Label(ctx context.Context, p *agentapi.Pod, key, value string) error {
 	patch := map[string]any{"metadata": map[string]any{
 		"uid": p.Metadata.UID, "resourceVersion": p.Metadata.ResourceVersion,

@@ -11,8 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 )
 
-// RemoveTaints removes the taints with one key from a node and reports whether there was one. If another client has
-// changed the node's taints meanwhile, the API server refuses the patch, and the caller may retry.
+// RemoveTaints removes all taints with the key name from a node, and reports whether the node had any. If another
+// client changes the node's taints at the same time, the API server rejects the patch. The caller may then retry.
 func (c *Client) RemoveTaints(ctx context.Context, node, name string) (removed bool, err error) {
 	var read struct {
 		Spec struct {
@@ -33,7 +33,8 @@ func (c *Client) RemoveTaints(ctx context.Context, node, name string) (removed b
 	return true, nil
 }
 
-// taintPatch removes from the end, so that the indexes of earlier taints stay valid.
+// taintPatch returns a JSON patch that removes the taints with the key name. It removes the last one first, so that the
+// indexes of the others remain valid. Each removal is preceded by a test that the taint is unchanged.
 func taintPatch(taints []json.RawMessage, name string) (patch []map[string]any) {
 	for i := len(taints) - 1; i >= 0; i-- {
 		var taint struct {

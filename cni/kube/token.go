@@ -15,43 +15,44 @@ import (
 )
 
 const (
-	// TokenLife is the default lifetime. A node without its agent can start pods for this time. MinTokenLife is the
-	// minimum that API servers accept.
+	// TokenLife is the default lifetime of the plugin's token. For up to this time, pods can start on a node whose
+	// agent does not run. MinTokenLife is the minimum lifetime that API servers accept.
 	TokenLife, MinTokenLife = 24 * time.Hour, 10 * time.Minute
-	// tokenTime limits one token request. tokenPause is the delay after a failure; it doubles up to maxPause.
+	// tokenTime is the timeout of one token request. tokenPause is the delay after a failed request; it doubles after
+	// each further failure, up to maxPause.
 	tokenTime, tokenPause, maxPause = 5 * time.Second, 20 * time.Second, 10 * time.Minute
-	// tokenWait is how long Token waits for a pending request. An API server that hangs must not prevent the node agent
-	// from restoring the plugin.
+	// tokenWait is how long Token waits for a pending request. It is short, so that a hanging API server does not
+	// prevent the node agent from repairing the plugin's installation.
 	tokenWait = time.Second
 )
 
-// LastingToken is a token of the pod's service account that stays valid after the pod's deletion. The API server
-// refuses the pod's own token as soon as the pod is deleted. Its methods may be called concurrently, but not after
-// Close.
+// LastingToken requests and renews a token of the pod's service account that remains valid when the pod is deleted. The
+// API server rejects the token that is mounted in the pod as soon as the pod is deleted. The methods may be called
+// concurrently, but not after Close.
 type LastingToken struct {
 	client        *Client
-	file          string // the pod's token
+	file          string // the token that is mounted in the pod
 	now           func() time.Time
 	logger        *slog.Logger
 	renewed       chan struct{}
 	wait          time.Duration
-	requestedLife time.Duration   // requested lifetime of tokens
-	context       context.Context // of requests; canceled by Close
+	requestedLife time.Duration
+	context       context.Context // for requests; canceled by Close
 	cancel        context.CancelFunc
 
 	mu         sync.Mutex
-	pending    chan struct{} // closed when the pending request ends; nil without one
-	token      string
-	of         account
-	given      time.Time
-	life       time.Duration
-	tried      time.Time // time of the last failed request
-	pause      time.Duration
-	lastLogged string
+	pending    chan struct{} // closed when the pending request ends; nil if no request is pending
+	token      string        // "" if none has been received
+	of         account       // the token's service account
+	given      time.Time     // when the token was requested
+	life       time.Duration // the token's lifetime
+	tried      time.Time     // time of the last failed request; zero after a success
+	pause      time.Duration // delay after the last failed request
+	lastLogged string        // last error that was logged
 }
 
-// NewLastingToken returns a LastingToken that requests tokens through the client, for the service account of the token
-// in file. life is the requested lifetime; the API server may shorten it. It sends no request. now may be nil.
+// NewLastingToken returns a LastingToken for the service account of the token in file. life is the requested lifetime;
+// the API server may shorten it. now may be nil for time.Now. NewLastingToken does not send a request.
 func NewLastingToken(c *Client, file string, life time.Duration, now func() time.Time, logger *slog.Logger) *LastingToken {
 	if now == nil {
 		now = time.Now
@@ -64,34 +65,36 @@ func NewLastingToken(c *Client, file string, life time.Duration, now func() time
 // Renewed returns a channel that receives a value when Token returns a new token.
 func (l *LastingToken) Renewed() <-chan struct{} { return l.renewed }
 
-// Close cancels a pending request and waits for its end.
+// Close cancels a pending request and waits until it has ended.
 func (l *LastingToken) Close() {
 	l.cancel()
 	l.mu.Lock()
-	asking := l.pending
+	pending := l.pending
 	l.mu.Unlock()
-	if asking != nil {
-		<-asking
+	if pending != nil {
+		<-pending
 	}
 }
 
-// Token returns the token. It requests a new one after half of the lifetime, or if the account was recreated. On
-// failure or delay it returns the previous token, or without one the pod's own.
+// Token returns the current token. It requests a new one after half of the lifetime, and if the service account was
+// recreated. If the request fails or takes longer than tokenWait, Token returns the previous token. Without a valid
+// previous token it returns the one that is mounted in the pod.
 func (l *LastingToken) Token() (string, error) {
-	token, asking, err := l.current()
-	if err != nil || asking == nil {
+	token, pending, err := l.current()
+	if err != nil || pending == nil {
 		return token, err
 	}
 	select {
-	case <-asking:
+	case <-pending:
 		token, _, err = l.current()
 	case <-time.After(l.wait):
 	}
 	return token, err
 }
 
-// current returns the current token, and the channel of a pending request or nil.
-func (l *LastingToken) current() (token string, asking <-chan struct{}, err error) {
+// current starts a request if a new token is due. It returns the current token, and a channel that is closed when the
+// pending request ends, or nil.
+func (l *LastingToken) current() (token string, pending <-chan struct{}, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	own, err := readFile(l.file)
@@ -100,9 +103,9 @@ func (l *LastingToken) current() (token string, asking <-chan struct{}, err erro
 	}
 	text := strings.TrimSpace(string(own))
 	if text == "" {
-		return "", nil, fmt.Errorf("%s is empty", l.file)
+		return "", nil, fmt.Errorf("the token file %s is empty", l.file)
 	}
-	// Use the wall clock, since the monotonic clock stops while a machine is suspended.
+	// Use the wall clock, because the monotonic clock does not advance while the machine is suspended.
 	now := l.now().Round(0)
 	of, err := accountOf(text)
 	switch {
@@ -112,14 +115,15 @@ func (l *LastingToken) current() (token string, asking <-chan struct{}, err erro
 		l.pending = make(chan struct{})
 		go l.fetch(now, of)
 	}
-	asking = l.pending
+	pending = l.pending
 	if l.token != "" && l.of == of && now.Sub(l.given) < l.life {
-		return l.token, asking, nil
+		return l.token, pending, nil
 	}
-	return text, asking, nil
+	return text, pending, nil
 }
 
-// due reports whether a token must be requested. If the clock was set back, elapsed times are unknown.
+// due reports whether to request a token now. It returns false during the delay after a failure. If the clock was set
+// back, the token's age is unknown, so a new token is due.
 func (l *LastingToken) due(now time.Time, of account) bool {
 	if since := now.Sub(l.tried); since >= 0 && since < l.pause {
 		return false
@@ -128,9 +132,9 @@ func (l *LastingToken) due(now time.Time, of account) bool {
 	return l.token == "" || l.of != of || age < 0 || age >= l.life/2
 }
 
-// fetch sends one token request.
+// fetch sends one token request and stores the result.
 func (l *LastingToken) fetch(now time.Time, of account) {
-	ctx, cancel := context.WithTimeoutCause(l.context, tokenTime, fmt.Errorf("no answer within %v", tokenTime))
+	ctx, cancel := context.WithTimeoutCause(l.context, tokenTime, fmt.Errorf("the API server did not respond within %v", tokenTime))
 	defer cancel()
 	token, life, err := l.client.newToken(ctx, of, l.requestedLife, now)
 	l.mu.Lock()
@@ -156,19 +160,19 @@ func (l *LastingToken) recordFailure(now time.Time, err error) {
 	l.tried = now
 	if l.lastLogged != err.Error() {
 		l.lastLogged = err.Error()
-		l.logger.Warn("no separate token could be requested for the plugin: after this agent is deleted, the plugin cannot query pods", "error", err,
+		l.logger.Warn("cannot request a separate token for the plugin; while this agent's pod is deleted, the plugin cannot query the API server", "error", err,
 			"remedy", "grant the service account the permission to create serviceaccounts/token for itself, as the manifest does")
 	}
 }
 
-// newToken requests a token of a service account, not bound to an object. It also returns the lifetime, which is
-// correct even if the node's clock is wrong.
+// newToken requests a token of a service account that is not bound to a pod. It also returns the token's lifetime,
+// which it reads from the response, so that it is correct even if the node's clock is wrong.
 func (c *Client) newToken(ctx context.Context, of account, most time.Duration, now time.Time) (token string, life time.Duration, err error) {
 	request := map[string]any{
 		"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
 		"spec": map[string]any{"expirationSeconds": int64(most / time.Second)},
 	}
-	var answer struct {
+	var response struct {
 		Spec struct {
 			ExpirationSeconds int64 `json:"expirationSeconds"`
 		} `json:"spec"`
@@ -178,26 +182,27 @@ func (c *Client) newToken(ctx context.Context, of account, most time.Duration, n
 		} `json:"status"`
 	}
 	path := "/api/v1/namespaces/" + url.PathEscape(of.namespace) + "/serviceaccounts/" + url.PathEscape(of.name) + "/token"
-	if err := c.call(ctx, http.MethodPost, path, "application/json", request, &answer, maxFile); err != nil {
+	if err := c.call(ctx, http.MethodPost, path, "application/json", request, &response, maxFile); err != nil {
 		return "", 0, fmt.Errorf("requesting a token for service account %s/%s: %w", of.namespace, of.name, err)
 	}
-	life = answer.Status.ExpirationTimestamp.Sub(now)
-	if seconds := answer.Spec.ExpirationSeconds; seconds > 0 {
+	life = response.Status.ExpirationTimestamp.Sub(now)
+	if seconds := response.Spec.ExpirationSeconds; seconds > 0 {
 		life = time.Duration(min(seconds, int64(most/time.Second))) * time.Second
 	}
 	switch {
-	case answer.Status.Token == "":
+	case response.Status.Token == "":
 		return "", 0, fmt.Errorf("requesting a token for service account %s/%s: the response contains no token", of.namespace, of.name)
 	case life <= 0:
-		return "", 0, fmt.Errorf("requesting a token for service account %s/%s: the token expired at %v", of.namespace, of.name, answer.Status.ExpirationTimestamp)
+		return "", 0, fmt.Errorf("requesting a token for service account %s/%s: the token expired at %v", of.namespace, of.name, response.Status.ExpirationTimestamp)
 	}
-	return answer.Status.Token, min(life, most), nil
+	return response.Status.Token, min(life, most), nil
 }
 
-// account is a service account. A recreated account has another UID, and its earlier tokens are invalid.
+// account identifies a service account. A service account that is deleted and created again has another UID, and tokens
+// with the old UID are invalid.
 type account struct{ namespace, name, uid string }
 
-// accountOf returns the account of a token. It does not verify the signature.
+// accountOf returns the service account in a token's claims. It does not verify the token's signature.
 func accountOf(token string) (account, error) {
 	var claims struct {
 		Subject    string `json:"sub"`
@@ -217,7 +222,7 @@ func accountOf(token string) (account, error) {
 	subject, is := strings.CutPrefix(claims.Subject, "system:serviceaccount:")
 	namespace, name, two := strings.Cut(subject, ":")
 	if err != nil || !is || !two || namespace == "" || name == "" || strings.Contains(name, ":") {
-		return account{}, errors.New("this agent's token is not a service account token, so no other token can be requested")
+		return account{}, errors.New("the agent's token is not a service account token, so a separate token cannot be requested")
 	}
 	return account{namespace, name, claims.Kubernetes.ServiceAccount.UID}, nil
 }

@@ -14,17 +14,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 )
 
-// EventType is the type of a change of a pod.
+// EventType is the type of a watch event.
 type EventType string
 
-// The event types.
+// The values of EventType.
 const (
 	Added    EventType = "ADDED"
 	Modified EventType = "MODIFIED"
 	Deleted  EventType = "DELETED"
 )
 
-// Event is one change of one pod.
+// Event is a watch event: one change of one pod.
 type Event struct {
 	Type EventType
 	Pod  *agentapi.Pod
@@ -45,7 +45,7 @@ func (c *Client) Pods(ctx context.Context, node string) (pods []agentapi.Pod, ve
 			return nil, "", fmt.Errorf("listing the pods of node %s: %w", node, err)
 		}
 		if pods = append(pods, list.Items...); len(pods) > maxPods || pages > maxPods/pageOfPods {
-			return nil, "", fmt.Errorf("listing the pods of node %s: the list has more than %d pods, or does not end", node, maxPods)
+			return nil, "", fmt.Errorf("listing the pods of node %s: the list contains more than %d pods or too many pages", node, maxPods)
 		}
 		if list.Metadata.Continue == "" {
 			return pods, list.Metadata.ResourceVersion, nil
@@ -55,9 +55,9 @@ func (c *Client) Pods(ctx context.Context, node string) (pods []agentapi.Pod, ve
 }
 
 const (
-	// pageOfPods is the page size of lists. It limits the text in memory.
+	// pageOfPods is the number of pods per page of a list. Small pages limit the memory for undecoded responses.
 	pageOfPods = 100
-	// maxPods limits the total number of pods in a list.
+	// maxPods limits the number of pods in all pages of a list.
 	maxPods = 20000
 )
 
@@ -69,16 +69,17 @@ func podsPath(node string, more url.Values) string {
 	return "/api/v1/pods?" + query.Encode()
 }
 
-// errExpired means that the events since a version are no longer available, so that the client must list again.
+// errExpired means that the API server no longer has the events since the requested version. The client must list
+// again.
 var errExpired = &StatusError{Code: http.StatusGone, Reason: "Expired"}
 
-// IsExpired reports whether err means that a watch requires a new list.
+// IsExpired reports whether err means that the watch cannot be resumed, so that the client must list again.
 func IsExpired(err error) bool { return hasCode(err, http.StatusGone) }
 
-// Watch calls each for every change of the node's pods after a version. It returns when the server ends the watch,
-// after at most the specified time, or on an error. It returns the version at which to resume.
+// Watch calls each for every change of the node's pods after a resource version. It returns when the API server ends
+// the watch, which it does after most, or on an error. It returns the resource version at which the next watch resumes.
 func (c *Client) Watch(ctx context.Context, node, version string, most time.Duration, each func(Event)) (string, error) {
-	// The server ends the watch itself. The timeout is for a server that does not.
+	// The API server should end the watch after most. The timeout is for a server that does not.
 	ctx, cancel := context.WithTimeout(ctx, most+requestTimeout)
 	defer cancel()
 	path := podsPath(node, url.Values{
@@ -92,8 +93,8 @@ func (c *Client) Watch(ctx context.Context, node, version string, most time.Dura
 		return version, fmt.Errorf("watching the pods of node %s: %w", node, err)
 	}
 	defer func() { _ = response.Body.Close() }()
-	bounded := &meter{from: response.Body}
-	for decoder := json.NewDecoder(bounded); ; bounded.read = 0 {
+	limited := &eventLimiter{from: response.Body}
+	for decoder := json.NewDecoder(limited); ; limited.read = 0 {
 		next, event, err := nextEvent(decoder)
 		switch {
 		case errors.Is(err, io.EOF):
@@ -110,7 +111,7 @@ func (c *Client) Watch(ctx context.Context, node, version string, most time.Dura
 	}
 }
 
-// nextEvent reads one line of a watch. A bookmark has a version and no event.
+// nextEvent reads one event of a watch. For a bookmark it returns the resource version and an Event without a pod.
 func nextEvent(decoder *json.Decoder) (version string, event Event, err error) {
 	var line struct {
 		Type   string          `json:"type"`
@@ -132,7 +133,7 @@ func nextEvent(decoder *json.Decoder) (version string, event Event, err error) {
 	}
 	pod := &agentapi.Pod{}
 	if err := json.Unmarshal(line.Object, pod); err != nil {
-		return "", Event{}, fmt.Errorf("the object is not a pod: %w", err)
+		return "", Event{}, fmt.Errorf("decoding the pod of a watch event: %w", err)
 	}
 	if line.Type != "BOOKMARK" {
 		event = Event{Type: EventType(line.Type), Pod: pod}
@@ -140,13 +141,13 @@ func nextEvent(decoder *json.Decoder) (version string, event Event, err error) {
 	return pod.Metadata.ResourceVersion, event, nil
 }
 
-// meter is a reader that fails when one event exceeds the maximum size of an object.
-type meter struct {
+// eventLimiter is a reader that returns an error if one event is larger than agentapi.MaxBody.
+type eventLimiter struct {
 	from io.Reader
-	read int
+	read int // bytes of the current event
 }
 
-func (m *meter) Read(p []byte) (int, error) {
+func (m *eventLimiter) Read(p []byte) (int, error) {
 	if m.read > agentapi.MaxBody {
 		return 0, fmt.Errorf("an event is larger than %d bytes", agentapi.MaxBody)
 	}

@@ -9,27 +9,29 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/sandbox"
 )
 
+// shouldAct reports whether the configured mode acts on a pod in this state.
 func (r *Repairer) shouldAct(state State) bool {
 	return r.config.Mode != Watch && (state == Missing || state == Drifted && r.config.Drifted)
 }
 
-// keyOf returns a key that identifies a sandbox. A pod may have several sandboxes in sequence, and a new pod of the
-// same name has another UID.
+// keyOf returns the history's key of a sandbox. It contains the pod's UID, because a later pod may have the same name,
+// and the sandbox's name, because the runtime may create another sandbox for the same pod.
 func keyOf(p *agentapi.Pod, s *sandbox.Sandbox) string {
-	lasting, err := s.UniqueName()
+	unique, err := s.UniqueName()
 	if err != nil {
-		lasting = s.ID.String()
+		unique = s.ID.String()
 	}
-	return p.Metadata.UID + "/" + lasting
+	return p.Metadata.UID + "/" + unique
 }
 
+// uidOf returns the pod's UID in a key of keyOf.
 func uidOf(key string) string {
 	uid, _, _ := strings.Cut(key, "/")
 	return uid
 }
 
-// act repairs a sandbox unless that was done before, and reports whether it did. It records the repair first. If the
-// process is killed in between, the repair is omitted rather than done twice.
+// act performs the mode's action on a pod and reports whether it succeeded. It acts only once per sandbox. It records
+// the action before it performs it: if the process is killed in between, the action is omitted, but never repeated.
 func (r *Repairer) act(ctx context.Context, p *agentapi.Pod, s *sandbox.Sandbox) bool {
 	key := keyOf(p, s)
 	if r.history.has(key) {
@@ -40,12 +42,12 @@ func (r *Repairer) act(ctx context.Context, p *agentapi.Pod, s *sandbox.Sandbox)
 		return false
 	}
 	if err := r.history.add(key); err != nil {
-		r.config.Logger.Warn("the repair of a pod cannot be recorded", "error", err)
+		r.config.Logger.Warn("cannot record the repair of a pod; after a restart, the agent may repair the pod again", "pod", name(p), "error", err)
 	}
 	err := r.do(ctx, p, s)
 	switch {
 	case err == nil:
-		r.config.Logger.Warn("a pod started without redirection", "pod", name(p), "uid", p.Metadata.UID, "done", r.config.Mode)
+		r.config.Logger.Warn("the redirection of a pod was missing or incorrect; the repair action was performed", "pod", name(p), "uid", p.Metadata.UID, "done", r.config.Mode)
 		if r.config.Mode != Repair {
 			r.acted("success")
 			r.event(p, true, reasonsDone[r.config.Mode], done[r.config.Mode])
@@ -54,16 +56,17 @@ func (r *Repairer) act(ctx context.Context, p *agentapi.Pod, s *sandbox.Sandbox)
 	case kube.IsConflict(err) || kube.IsNotFound(err): // the pod was changed or replaced
 		r.history.drop(key)
 		r.acted("skip")
-	default: // nothing was changed
+	default: // the action failed, so the next check tries again
 		r.history.drop(key)
 		r.acted("fail")
-		r.config.Logger.Error("a pod without redirection could not be repaired", "pod", name(p), "mode", r.config.Mode,
+		r.config.Logger.Error("repairing a pod without redirection failed", "pod", name(p), "mode", r.config.Mode,
 			"try", r.tries[key], "of", maxTries, "error", err)
-		r.event(p, true, reasonFailed, "its traffic bypasses its proxy, and the repair failed; delete the pod, so that it restarts: "+err.Error())
+		r.event(p, true, reasonFailed, "the pod's traffic bypasses its sidecar, and the repair failed; delete the pod, so that its controller creates another one: "+err.Error())
 	}
 	return false
 }
 
+// do performs the mode's action on a pod.
 func (r *Repairer) do(ctx context.Context, p *agentapi.Pod, s *sandbox.Sandbox) error {
 	switch r.config.Mode {
 	case Delete:
@@ -82,16 +85,16 @@ func (r *Repairer) do(ctx context.Context, p *agentapi.Pod, s *sandbox.Sandbox) 
 	return r.config.Redirection.Repair(ctx, s, options)
 }
 
-// reportRepair reports the result of a repair, based on the rules and test packets afterwards.
+// reportRepair reports whether a repair was effective. e is the result of a check, with test packets, after the repair.
 func (r *Repairer) reportRepair(p *agentapi.Pod, e CheckResult) {
 	if e.State == Intact {
 		r.acted("success")
-		r.event(p, false, reasonRepaired, "its traffic bypassed its proxy, because redirection was missing or incorrect; now it is redirected, as test packets have shown")
+		r.event(p, false, reasonRepaired, "the pod's traffic bypassed its sidecar, because redirection was missing or incorrect; it is redirected now, which test packets have verified")
 		return
 	}
 	r.acted("fail")
-	r.event(p, true, reasonFailed, "the repair had no effect: delete the pod, so that it restarts: "+summarize(e.Differences))
-	r.config.Logger.Error("the repair of a pod had no effect: delete it, so that it restarts", "pod", name(p), "evidence", summarize(e.Differences))
+	r.event(p, true, reasonFailed, "the repair of the redirection had no effect; delete the pod, so that its controller creates another one: "+summarize(e.Differences))
+	r.config.Logger.Error("the repair of a pod's redirection had no effect; delete the pod, so that its controller creates another one", "pod", name(p), "evidence", summarize(e.Differences))
 }
 
 func (r *Repairer) acted(result string) {

@@ -16,11 +16,11 @@ import (
 // Mode is the action for a pod that the CNI plugin did not redirect.
 type Mode string
 
-// The modes.
+// The values of Mode.
 const (
-	Watch  Mode = "watch"  // only report it
-	Repair Mode = "repair" // apply the rules
-	Delete Mode = "delete" // delete the pod; its controller creates another
+	Watch  Mode = "watch"  // only report the pod
+	Repair Mode = "repair" // install the redirection rules in the pod
+	Delete Mode = "delete" // delete the pod, so that its controller creates another one
 	Label  Mode = "label"  // label the pod, for a user or a controller
 )
 
@@ -30,7 +30,7 @@ type API interface {
 	Label(ctx context.Context, p *agentapi.Pod, key, value string) error
 }
 
-// SandboxFinder finds the sandbox of a pod. *sandbox.Index implements it. hint may be "".
+// SandboxFinder finds the sandbox of a pod. *sandbox.Index implements it and describes the parameters.
 type SandboxFinder interface {
 	Find(p *agentapi.Pod, uids []string, hint string) (*sandbox.Sandbox, error)
 }
@@ -39,30 +39,34 @@ type SandboxFinder interface {
 type Config struct {
 	Mode                 Mode
 	LabelKey, LabelValue string
-	// Drifted also repairs pods with incorrect rules; otherwise those are only reported.
+	// Drifted makes the repairer also act on pods whose rules are incorrect. If it is false, these pods are only
+	// reported.
 	Drifted bool
-	// Settings are the plugin's settings, which decide which pods are captured, and how.
+	// Settings are the plugin's settings. They determine which pods are captured, and with which options.
 	Settings capture.Settings
-	// Pods returns the known pods.
+	// Pods returns the pods of the node.
 	Pods        func() []*agentapi.Pod
 	API         API
-	Scan        func() (SandboxFinder, error)
+	Scan        func() (SandboxFinder, error) // reads the pods' processes
 	Redirection Redirection
-	// HistoryFile stores the repaired sandboxes across restarts; "" for none. It may be lost on reboot, after which all
-	// sandboxes are new.
+	// HistoryFile is the file that lists the repaired sandboxes across restarts of the agent; "" for none. It may be
+	// lost on reboot, because all sandboxes are created again then.
 	HistoryFile string
-	// Every is the interval of checks of all pods. Pause is the minimum interval of checks of changed pods. 0: 1 min, 2
-	// s.
+	// Every is the interval between checks of all pods; 0 means 1 min. Pause is the minimum interval between checks of
+	// changed pods; 0 means 2 s.
 	Every, Pause time.Duration
 	Callbacks    Callbacks
 	Logger       *slog.Logger
 }
 
-// Callbacks are called for metrics and events; each may be nil.
+// Callbacks are functions for metrics and events. Each may be nil.
 type Callbacks struct {
+	// Checked is called with the result of each check of a pod.
 	Checked func(State)
+	// Counted is called after each round of checks, with the numbers of checked pods and of pods without correct rules.
 	Counted func(captured, drifted int)
-	Acted   func(mode Mode, result string)
+	// Acted is called after each action, with the result "success", "fail" or "skip".
+	Acted func(mode Mode, result string)
 	// Event writes a Kubernetes event about a pod.
 	Event func(e kube.PodEvent)
 }

@@ -5,7 +5,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/kube"
 )
 
-// The event reasons.
+// The reasons of Kubernetes events about pods.
 const (
 	reasonMissing  = "RedirectionMissing"
 	reasonDrifted  = "RedirectionDrifted"
@@ -15,18 +15,19 @@ const (
 	reasonIntact   = "RedirectionIntact"
 )
 
-const refused = "its mesh settings are invalid: "
+// refused is the prefix of messages about a pod for which Settings.Options returns an error.
+const refused = "the pod's mesh settings are invalid: "
 
 var (
 	reasons  = map[State]string{Missing: reasonMissing, Drifted: reasonDrifted}
 	messages = map[State]string{
-		Missing: "its traffic bypasses its proxy; delete the pod, so that it restarts: ",
-		Drifted: "its traffic is not redirected correctly; check which program changes rules in the pod, and restart the pod: ",
+		Missing: "the pod's traffic bypasses its sidecar; delete the pod, so that its controller creates another one: ",
+		Drifted: "the pod's traffic is not redirected correctly; check which program changes rules in the pod, then delete the pod: ",
 	}
 	reasonsDone = map[Mode]string{Delete: "RedirectionPodDeleted", Label: "RedirectionPodLabelled"}
 	done        = map[Mode]string{
-		Delete: "its traffic bypassed its proxy: the pod is deleted, so that its controller creates another one",
-		Label:  "its traffic bypasses its proxy: the pod is labelled; delete it, so that it restarts",
+		Delete: "the pod's traffic bypassed its sidecar: the pod was deleted, so that its controller creates another one",
+		Label:  "the pod's traffic bypasses its sidecar: the pod was labelled; delete it, so that its controller creates another one",
 	}
 )
 

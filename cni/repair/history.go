@@ -14,16 +14,16 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
 )
 
-// maxMemory limits the size of the file, in bytes. It allows thousands of sandboxes.
+// maxMemory limits the size of the history file, in bytes. It allows thousands of sandboxes.
 const maxMemory = 1 << 20
 
-// history is the set of repaired sandboxes. It is persistent if it has a file.
+// history is the set of sandboxes on which the repairer has acted. It is stored in a file if path is not "".
 type history struct {
 	path  string
 	acted map[string]bool
 }
 
-// openHistory reads the file. It discards unreadable content and returns an error.
+// openHistory reads the file. If it cannot be read, openHistory returns an empty history and an error.
 func openHistory(path string) (*history, error) {
 	m := &history{path: path, acted: map[string]bool{}}
 	if path == "" {
@@ -55,10 +55,10 @@ func (m *history) add(key string) error {
 
 func (m *history) drop(key string) {
 	delete(m.acted, key)
-	_ = m.save() // on failure the file lists a repair that did not happen
+	_ = m.save() // if this fails, the file lists a repair that did not happen
 }
 
-// retain removes the sandboxes of pods that no longer exist.
+// retain removes the sandboxes whose pods are not in live, a set of pod UIDs.
 func (m *history) retain(live map[string]bool) {
 	before := len(m.acted)
 	maps.DeleteFunc(m.acted, func(key string, _ bool) bool { return !live[uidOf(key)] })

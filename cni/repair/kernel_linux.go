@@ -15,9 +15,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/verify"
 )
 
-// Kernel is the Redirection that uses the kernel's packet filter.
+// Kernel is the Redirection that reads and installs rules in the kernel's packet filter (nftables or iptables).
 type Kernel struct {
-	Choice backends.Choice // same as the plugin's
+	Choice backends.Choice // the same backend as in the plugin's configuration
 	Logger *slog.Logger
 }
 
@@ -30,7 +30,8 @@ func (k Kernel) plan(s *sandbox.Sandbox, o iptables.Options) (*iptables.RuleSet,
 	return want, backend, err
 }
 
-// Check reads the installed rules and compares them with the required ones.
+// Check compares the installed rules with those for the options. With prove it also sends test packets if they are
+// equal.
 func (k Kernel) Check(ctx context.Context, s *sandbox.Sandbox, o iptables.Options, prove bool) (CheckResult, error) {
 	want, backend, err := k.plan(s, o)
 	if err != nil {
@@ -56,15 +57,15 @@ func (k Kernel) Check(ctx context.Context, s *sandbox.Sandbox, o iptables.Option
 	return evidence, nil
 }
 
-// isOurs reports whether rules carry pilotfish's comments. Istio's rules have chains of the same names without
-// comments.
+// isOurs reports whether the rules were installed by pilotfish, whose rules have comments with IDs. Istio's chains have
+// the same names, but no such comments.
 func isOurs(rules *iptables.RuleSet) bool {
 	return rules != nil && slices.ContainsFunc(rules.Chains, func(c iptables.Chain) bool {
 		return slices.ContainsFunc(c.Rules, func(r iptables.Rule) bool { return r.ID != "" })
 	})
 }
 
-// prove sends test packets through correct rules.
+// prove verifies the rules with test packets.
 func (k Kernel) prove(ctx context.Context, s *sandbox.Sandbox, want *iptables.RuleSet) (CheckResult, error) {
 	report, err := verify.Run(ctx, verify.Config{Want: want, NetNS: int(s.NetNS.Fd()), Log: k.Logger})
 	if err != nil {
@@ -76,7 +77,8 @@ func (k Kernel) prove(ctx context.Context, s *sandbox.Sandbox, want *iptables.Ru
 	return CheckResult{State: Intact}, nil
 }
 
-// classifyMissing distinguishes a pod without redirection from one that Istio redirects with native nftables.
+// classifyMissing returns the state of a pod without pilotfish's rules: Foreign if Istio's nftables rules redirect its
+// traffic, otherwise Missing.
 func classifyMissing(s *sandbox.Sandbox) (CheckResult, error) {
 	conn, err := nftables.New(nftables.WithNetNSFd(int(s.NetNS.Fd())))
 	if err != nil {
@@ -91,14 +93,16 @@ func classifyMissing(s *sandbox.Sandbox) (CheckResult, error) {
 			return foreign("chain " + c.Name + " of table " + c.Table.Name)
 		}
 	}
-	return CheckResult{State: Missing, Differences: []string{"no rules are installed: the pod's traffic bypasses its proxy"}}, nil
+	return CheckResult{State: Missing, Differences: []string{"no redirection rules are installed"}}, nil
 }
 
+// foreign returns the result for a pod whose traffic another program redirects. what describes the rules that were
+// found.
 func foreign(what string) (CheckResult, error) {
-	return CheckResult{State: Foreign, Differences: []string{what + ": another program redirects its traffic"}}, nil
+	return CheckResult{State: Foreign, Differences: []string{what + ": another program redirects the pod's traffic"}}, nil
 }
 
-// Repair applies the rules.
+// Repair installs the rules for the options.
 func (k Kernel) Repair(ctx context.Context, s *sandbox.Sandbox, o iptables.Options) error {
 	want, backend, err := k.plan(s, o)
 	if err != nil {

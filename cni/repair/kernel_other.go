@@ -12,18 +12,18 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 )
 
-// Kernel works on Linux only.
+// Kernel is implemented only on Linux.
 type Kernel struct {
 	Choice backends.Choice
 	Logger *slog.Logger
 }
 
-var errLinux = errors.New("pods run on Linux")
+var errLinux = errors.New("redirection is supported only on Linux")
 
-// Check works on Linux only.
+// Check returns an error; it is implemented only on Linux.
 func (Kernel) Check(context.Context, *sandbox.Sandbox, iptables.Options, bool) (CheckResult, error) {
 	return CheckResult{State: Unknown}, errLinux
 }
 
-// Repair works on Linux only.
+// Repair returns an error; it is implemented only on Linux.
 func (Kernel) Repair(context.Context, *sandbox.Sandbox, iptables.Options) error { return errLinux }

@@ -191,13 +191,13 @@ func TestPodEventReportsProblemAndRemedyOnce(t *testing.T) {
 	n.api.Put(bad)
 	r.Sweep(t.Context())
 	r.Sweep(t.Context())
-	n.wantEvents("RedirectionRepaired warning=false", "RedirectionDrifted warning=true: its traffic is not redirected correctly; check which program changes rules in the pod, and restart the pod: ",
-		"RedirectionIntact warning=false", "RedirectionRefused warning=true: its mesh settings are invalid: annotation traffic.sidecar.istio.io/excludeOutboundPorts")
+	n.wantEvents("RedirectionRepaired warning=false", "RedirectionDrifted warning=true: the pod's traffic is not redirected correctly; check which program changes rules in the pod, then delete the pod: ",
+		"RedirectionIntact warning=false", "RedirectionRefused warning=true: the pod's mesh settings are invalid: annotation traffic.sidecar.istio.io/excludeOutboundPorts")
 }
 
 func TestPodEventReportsTheActionOfEachMode(t *testing.T) {
 	for mode, want := range map[Mode][]string{
-		Watch:  {"RedirectionMissing warning=true: its traffic bypasses its proxy; delete the pod"},
+		Watch:  {"RedirectionMissing warning=true: the pod's traffic bypasses its sidecar; delete the pod"},
 		Label:  {"RedirectionPodLabelled warning=true", "RedirectionMissing warning=true"},
 		Delete: {"RedirectionPodDeleted warning=true", "RedirectionMissing warning=true"},
 	} {
@@ -217,7 +217,7 @@ func TestPodWithoutRulesIsRepairedInPlace(t *testing.T) {
 	r := n.repairer()
 	r.Sweep(t.Context())
 	n.wantActs("repair success")
-	n.wantEvents("RedirectionRepaired warning=false: its traffic bypassed its proxy, because")
+	n.wantEvents("RedirectionRepaired warning=false: the pod's traffic bypassed its sidecar, because")
 	if e := n.state("web"); e.State != Intact {
 		t.Errorf("%+v", e)
 	}

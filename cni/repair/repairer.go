@@ -15,11 +15,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/sandbox"
 )
 
-// maxTries limits the attempts of a failing action on one sandbox.
+// maxTries limits how often the repairer tries an action on one sandbox if the action fails.
 const maxTries = 5
 
-// maxUnseen is the number of checks without a sandbox of a running pod after which this is reported. The pod may have
-// just ended.
+// maxUnseen is the number of checks that do not find a running pod's sandbox before the repairer reports this. After
+// fewer checks, the pod may have terminated in the meantime.
 const maxUnseen = 3
 
 // Repairer checks and repairs the pods of the node.
@@ -29,24 +29,24 @@ type Repairer struct {
 
 	mu    sync.Mutex
 	dirty map[string]bool   // namespace/name of pods that changed since the last check
-	hints map[string]string // network namespaces that the plugin reported, by UID
+	hints map[string]string // paths of network namespaces that the plugin reported, by the pod's UID
 
 	// Used only by Run:
 	history      *history
-	tries        map[string]int   // by sandbox
-	states       map[string]State // by UID, of the pods that should be captured
-	lastReported map[string]string
-	unseen       map[string]int // by UID: checks without a sandbox
+	tries        map[string]int    // attempts, by keyOf
+	states       map[string]State  // of the pods that should be captured, by UID
+	lastReported map[string]string // state and differences that were logged last, by UID
+	unseen       map[string]int    // consecutive checks that did not find the sandbox, by UID
 }
 
-// New validates the configuration and reads the history.
+// New returns a repairer with the history from its file, or an error if the configuration is invalid.
 func New(c Config) (*Repairer, error) {
 	if err := c.check(); err != nil {
 		return nil, err
 	}
 	m, err := openHistory(c.HistoryFile)
 	if err != nil {
-		c.Logger.Warn("the history of repaired pods cannot be read", "error", err)
+		c.Logger.Warn("cannot read the history of repaired pods; pods may be repaired again", "error", err)
 	}
 	return &Repairer{
 		config: c, wake: make(chan struct{}, 1), history: m,
@@ -56,7 +56,7 @@ func New(c Config) (*Repairer, error) {
 	}, nil
 }
 
-// Changed schedules a check of a pod. It does not block.
+// Changed schedules a check of a changed pod. It does not block.
 func (r *Repairer) Changed(e kube.Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -71,7 +71,7 @@ func (r *Repairer) Changed(e kube.Event) {
 	}
 }
 
-// HandleResult stores the path of a pod's network namespace from the plugin's result. It does not block.
+// HandleResult stores the path of a pod's network namespace from the result of ADD. It does not block.
 func (r *Repairer) HandleResult(result agentapi.Result) {
 	if result.Command != "ADD" || result.UID == "" || result.NetNS == "" {
 		return
@@ -94,7 +94,7 @@ func (r *Repairer) Run(ctx context.Context) error {
 			r.Sweep(ctx)
 		case <-r.wake:
 			r.lookAt(ctx, r.takeDirty())
-			select { // one process scan covers all pods that change meanwhile
+			select { // pods that change during the pause are checked together, with one scan of the processes
 			case <-ctx.Done():
 				return ctx.Err()
 			case <-time.After(r.config.Pause):
@@ -111,13 +111,13 @@ func (r *Repairer) takeDirty() map[string]bool {
 	return dirty
 }
 
-// Sweep checks all pods once.
+// Sweep checks all pods once and acts on the results.
 func (r *Repairer) Sweep(ctx context.Context) {
 	r.takeDirty()
 	r.lookAt(ctx, nil)
 }
 
-// lookAt checks the pods in only, or all pods if it is nil.
+// lookAt checks the pods whose names are in only, or all pods if only is nil.
 func (r *Repairer) lookAt(ctx context.Context, only map[string]bool) {
 	pods := r.due()
 	if len(pods) == 0 || only != nil && !slices.ContainsFunc(pods, func(p *agentapi.Pod) bool { return only[name(p)] }) {
@@ -126,7 +126,7 @@ func (r *Repairer) lookAt(ctx context.Context, only map[string]bool) {
 	}
 	processes, err := r.config.Scan()
 	if err != nil {
-		r.config.Logger.Error("live pods cannot be checked", "error", err)
+		r.config.Logger.Error("cannot check the redirection of running pods", "error", err)
 		for _, p := range pods {
 			if only == nil || only[name(p)] {
 				r.recordState(p, CheckResult{State: Unknown, Differences: []string{err.Error()}})
@@ -146,7 +146,7 @@ func (r *Repairer) lookAt(ctx context.Context, only map[string]bool) {
 	r.removeStale(pods)
 }
 
-// due returns the pods that have to be captured and may have a sandbox.
+// due returns the pods that must be redirected and in which a container has started.
 func (r *Repairer) due() []*agentapi.Pod {
 	var due []*agentapi.Pod
 	for _, p := range r.config.Pods() {
@@ -157,8 +157,8 @@ func (r *Repairer) due() []*agentapi.Pod {
 	return due
 }
 
-// hasStarted reports whether a container of the pod was created. Before that the plugin may still be running, and the
-// state of the sandbox is meaningless.
+// hasStarted reports whether a container of the pod was created. Before that, the plugin may not have installed the
+// rules yet, so a check would report a false problem.
 func hasStarted(p *agentapi.Pod) bool {
 	for _, list := range [][]agentapi.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
 		if slices.ContainsFunc(list, func(c agentapi.ContainerStatus) bool { return c.ContainerID != "" }) {
@@ -170,7 +170,7 @@ func hasStarted(p *agentapi.Pod) bool {
 
 func name(p *agentapi.Pod) string { return p.Metadata.Namespace + "/" + p.Metadata.Name }
 
-// lookTimeout limits the check of one pod, since a node's iptables or a kernel query may hang.
+// lookTimeout is the timeout of the check of one pod, because the node's iptables or a kernel request may hang.
 const lookTimeout = time.Minute
 
 // look checks one pod and acts on the result.
@@ -181,7 +181,7 @@ func (r *Repairer) look(ctx context.Context, p *agentapi.Pod, processes SandboxF
 	if err != nil {
 		if r.unseen[p.Metadata.UID]++; errors.Is(err, sandbox.ErrNone) && r.states[p.Metadata.UID] == "" &&
 			(p.Status.Phase != "Running" || r.unseen[p.Metadata.UID] < maxUnseen) {
-			return // it has no process yet or no longer
+			return // the pod's processes have not started yet, or have terminated
 		}
 		r.recordState(p, CheckResult{State: Unknown, Differences: []string{err.Error()}})
 		return
@@ -196,7 +196,8 @@ func (r *Repairer) look(ctx context.Context, p *agentapi.Pod, processes SandboxF
 	r.recordState(p, evidence)
 }
 
-// uids returns the UIDs that the pod's cgroup names may contain.
+// uids returns the UIDs that the names of the pod's cgroups may contain: the pod's and, for a mirror pod, the static
+// pod's.
 func uids(p *agentapi.Pod) []string {
 	all := []string{p.Metadata.UID}
 	if static := p.Metadata.Annotations["kubernetes.io/config.mirror"]; static != "" {
@@ -205,6 +206,7 @@ func uids(p *agentapi.Pod) []string {
 	return all
 }
 
+// hint returns the path of the pod's network namespace that the plugin reported, or "".
 func (r *Repairer) hint(p *agentapi.Pod) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -216,6 +218,7 @@ func (r *Repairer) hint(p *agentapi.Pod) string {
 	return ""
 }
 
+// inspect checks the redirection in a pod's sandbox. With prove it also sends test packets.
 func (r *Repairer) inspect(ctx context.Context, p *agentapi.Pod, s *sandbox.Sandbox, prove bool) CheckResult {
 	addresses, err := s.Addresses()
 	if err != nil {
@@ -232,7 +235,7 @@ func (r *Repairer) inspect(ctx context.Context, p *agentapi.Pod, s *sandbox.Sand
 	return evidence
 }
 
-// recordState stores a pod's state and reports it if it has changed.
+// recordState stores the result of a pod's check. It logs the result and creates an event if the result has changed.
 func (r *Repairer) recordState(p *agentapi.Pod, e CheckResult) {
 	r.states[p.Metadata.UID] = e.State
 	if r.config.Callbacks.Checked != nil {
@@ -247,8 +250,8 @@ func (r *Repairer) recordState(p *agentapi.Pod, e CheckResult) {
 	switch e.State {
 	case Intact:
 		if before != "" {
-			r.config.Logger.Info("the redirection of a pod is correct again", "pod", name(p))
-			r.event(p, false, reasonIntact, "its traffic is redirected correctly again")
+			r.config.Logger.Info("a pod's traffic is redirected correctly again", "pod", name(p))
+			r.event(p, false, reasonIntact, "the pod's traffic is redirected correctly again")
 		}
 	case Foreign:
 		r.config.Logger.Info("another program redirects the traffic of a pod; the pod is not changed", "pod", name(p), "evidence", summarize(e.Differences))
@@ -256,24 +259,24 @@ func (r *Repairer) recordState(p *agentapi.Pod, e CheckResult) {
 		if strings.HasPrefix(summarize(e.Differences), refused) {
 			r.event(p, true, reasonRefused, summarize(e.Differences))
 		}
-		r.config.Logger.Warn("the redirection of a pod cannot be checked", "pod", name(p), "reason", summarize(e.Differences))
+		r.config.Logger.Warn("cannot check the redirection of a pod", "pod", name(p), "reason", summarize(e.Differences))
 	default:
 		r.event(p, true, reasons[e.State], messages[e.State]+summarize(e.Differences))
 		r.config.Logger.Warn("the redirection of a pod is incorrect", "pod", name(p), "state", e.State, "differences", summarize(e.Differences),
-			"remedy", "restart the pod, and check which program changes its rules: run pilotfish-agent iptables verify in the pod")
+			"remedy", "check which program changes the rules: run pilotfish-agent iptables verify in the pod; then delete the pod, so that its controller creates another one")
 	}
 }
 
-// summarize joins at most eight differences for a log line.
+// summarize joins the differences for a log line or event, at most eight.
 func summarize(differences []string) string {
-	const most = 8
-	if more := len(differences) - most; more > 0 {
-		return strings.Join(differences[:most], "; ") + fmt.Sprintf("; and %d more", more)
+	const maxDifferences = 8
+	if more := len(differences) - maxDifferences; more > 0 {
+		return strings.Join(differences[:maxDifferences], "; ") + fmt.Sprintf("; and %d more", more)
 	}
 	return strings.Join(differences, "; ")
 }
 
-// removeStale removes the data of pods that no longer exist, and reports the number of the others.
+// removeStale removes the data of all pods except pods, and reports the numbers of checked and drifted pods.
 func (r *Repairer) removeStale(pods []*agentapi.Pod) {
 	live := map[string]bool{}
 	for _, p := range pods {
@@ -284,7 +287,7 @@ func (r *Repairer) removeStale(pods []*agentapi.Pod) {
 	maps.DeleteFunc(r.unseen, func(uid string, _ int) bool { return gone(uid) })
 	maps.DeleteFunc(r.lastReported, func(uid, _ string) bool { return gone(uid) })
 	maps.DeleteFunc(r.tries, func(key string, _ int) bool { return gone(uidOf(key)) })
-	if len(pods) > 0 { // an empty list may mean that the pods are not known yet
+	if len(pods) > 0 { // an empty list may mean that the node's pods have not been listed yet
 		r.history.retain(live)
 	}
 	drifted := 0

@@ -31,7 +31,7 @@ func TestRunningPodWithoutFoundSandboxIsReported(t *testing.T) {
 		}
 		r.Sweep(t.Context())
 	}
-	if !slices.Equal(n.checked, []State{Unknown}) || !strings.Contains(n.log.String(), "cannot be checked") {
+	if !slices.Equal(n.checked, []State{Unknown}) || !strings.Contains(n.log.String(), "cannot check the redirection") {
 		t.Errorf("checked %v\n%s", n.checked, n.log)
 	}
 }

@@ -10,25 +10,27 @@ import (
 // State is the state of a pod's redirection.
 type State string
 
-// The states.
+// The values of State.
 const (
-	Intact  State = "intact"
-	Missing State = "missing" // no rules redirect the pod's traffic
-	Drifted State = "drifted" // the rules differ from the required ones
-	Foreign State = "foreign" // another program redirects it: Istio's CNI plugin or init container
+	Intact  State = "intact"  // the installed rules are correct
+	Missing State = "missing" // redirection rules are not installed
+	Drifted State = "drifted" // the installed rules differ from the rules for the pod
+	Foreign State = "foreign" // another program redirects the pod's traffic, such as Istio's CNI plugin or init container
 	Unknown State = "unknown" // the check failed
 )
 
 // CheckResult is the result of the check of a pod's network namespace.
 type CheckResult struct {
 	State State
-	// Differences are the reasons for a state other than Intact.
+	// Differences explain a state other than Intact.
 	Differences []string
 }
 
 // Redirection checks and repairs the redirection of one sandbox.
 type Redirection interface {
-	// Check reads the installed rules. With prove it also sends test packets, which the pod's processes do not receive.
+	// Check compares the installed rules with those for the options. With prove it also sends test packets, which the
+	// pod's processes do not receive.
 	Check(ctx context.Context, s *sandbox.Sandbox, o iptables.Options, prove bool) (CheckResult, error)
+	// Repair installs the rules for the options.
 	Repair(ctx context.Context, s *sandbox.Sandbox, o iptables.Options) error
 }

@@ -21,7 +21,7 @@ func TestPodThatStartedBeforeThePluginIsRepaired(t *testing.T) {
 	c.deploy(t)
 	c.waitAnswer(t, "out of the pod", early, dbAddress, "200 through=[outbound] host=db")
 	c.waitAnswer(t, "into the pod", db, earlyAddress, "200 through=[inbound] host=early")
-	c.waitEvent(t, early, "Normal RedirectionRepaired its traffic bypassed its proxy, because redirection was missing or incorrect; now it is redirected")
+	c.waitEvent(t, early, "Normal RedirectionRepaired the pod's traffic bypassed its sidecar, because redirection was missing or incorrect; it is redirected now")
 	if out := c.mustKubectl(t, "get", "pod", early, "-o", "jsonpath={.status.containerStatuses[*].restartCount}"); out != "0 0" {
 		t.Errorf("restarts of its containers: %s", out)
 	}

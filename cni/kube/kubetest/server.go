@@ -1,5 +1,5 @@
-// Package kubetest is a fake Kubernetes API server for tests of package kube's client. It holds pods in memory and
-// supports list, watch, delete with preconditions, and patch. It does not prove the behavior of a real API server.
+// Package kubetest is a fake Kubernetes API server for tests of package kube's client. It stores pods in memory and
+// supports list, watch, delete with preconditions, and patch. Tests with a real API server are in e2e/kubernetes.
 package kubetest
 
 import (
@@ -19,10 +19,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/kube"
 )
 
-// Token is the token that the server accepts: that of a pod with service account pilotfish-system/pilotfish-cni.
+// Token is the pod's token that the server accepts. Its service account is pilotfish-system/pilotfish-cni.
 const Token = "e30.eyJzdWIiOiJzeXN0ZW06c2VydmljZWFjY291bnQ6cGlsb3RmaXNoLXN5c3RlbTpwaWxvdGZpc2gtY25pIn0.signature"
 
-// TokenPath is the path of that service account's token requests.
+// TokenPath is the URL path of token requests for the service account of Token.
 const TokenPath = "/api/v1/namespaces/pilotfish-system/serviceaccounts/pilotfish-cni/token"
 
 // Server is the fake API server.
@@ -36,11 +36,11 @@ type Server struct {
 	changed  chan struct{} // closed at each change
 	broken   int           // status code of all responses; 0 for normal operation
 	requests map[string]int
-	objects  map[string]string // other objects by path: daemon sets
-	expiring bool
+	objects  map[string]string        // JSON of other objects, such as DaemonSets, by URL path
+	expiring bool                     // watches are refused until the next list
 	tokens   []string                 // all issued tokens
-	held     map[string]chan struct{} // paths whose responses are delayed
-	life     time.Duration
+	held     map[string]chan struct{} // closed to release the delayed responses, by URL path
+	life     time.Duration            // maximum lifetime of issued tokens
 }
 
 type event struct {
@@ -60,17 +60,17 @@ func New(t testing.TB) *Server {
 	return s
 }
 
-// CA returns the server's certificate, in PEM.
+// CA returns the server's certificate in PEM, which clients use as CA certificate.
 func (s *Server) CA() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
 }
 
-// Config returns the configuration of a client.
+// Config returns a client configuration for this server, with Token.
 func (s *Server) Config() kube.Config {
 	return kube.Config{Server: s.URL, CA: s.CA(), Token: Token}
 }
 
-// Client returns a client and closes it at the end of the test.
+// Client returns a client of this server and closes it at the end of the test.
 func (s *Server) Client(t testing.TB) *kube.Client {
 	t.Helper()
 	c, err := kube.New(s.Config())
@@ -81,7 +81,7 @@ func (s *Server) Client(t testing.TB) *kube.Client {
 	return c
 }
 
-// Put adds a pod or changes it.
+// Put creates or replaces a pod.
 func (s *Server) Put(p agentapi.Pod) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,11 +97,12 @@ func (s *Server) put(p agentapi.Pod) agentapi.Pod {
 	s.version++
 	p.Metadata.ResourceVersion = strconv.Itoa(s.version)
 	s.pods[name] = p
-	s.happened(kind, p)
+	s.addEvent(kind, p)
 	return p
 }
 
-func (s *Server) happened(kind kube.EventType, p agentapi.Pod) {
+// addEvent records an event and wakes all watches.
+func (s *Server) addEvent(kind kube.EventType, p agentapi.Pod) {
 	s.events = append(s.events, event{s.version, kind, p})
 	close(s.changed)
 	s.changed = make(chan struct{})
@@ -122,7 +123,7 @@ func (s *Server) remove(name string) {
 	delete(s.pods, name)
 	s.version++
 	p.Metadata.ResourceVersion = strconv.Itoa(s.version)
-	s.happened(kube.Deleted, p)
+	s.addEvent(kube.Deleted, p)
 }
 
 // Pod returns the current state of a pod.
@@ -133,7 +134,7 @@ func (s *Server) Pod(namespace, name string) (agentapi.Pod, bool) {
 	return p, known
 }
 
-// SetObject sets the object at a path; "" removes it.
+// SetObject sets the JSON of the object at a URL path; "" removes the object.
 func (s *Server) SetObject(path, text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,7 +157,7 @@ func (s *Server) ExpireEvents() {
 	s.CloseClientConnections()
 }
 
-// Requests returns the number of requests by method and path.
+// Requests returns the number of requests with this method and URL path.
 func (s *Server) Requests(method, path string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -178,10 +179,10 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case broken != 0:
 		refuse(w, broken, "Broken")
-	case !s.knows(r.Header.Get("Authorization")):
+	case !s.isAuthorized(r.Header.Get("Authorization")):
 		refuse(w, http.StatusUnauthorized, "Unauthorized")
 	case r.Method == http.MethodPost && r.URL.Path == TokenPath:
-		s.giveToken(w, r)
+		s.issueToken(w, r)
 	case object != "":
 		fmt.Fprint(w, object)
 	case r.URL.Path == "/api/v1/pods" && r.URL.Query().Get("watch") == "true":
@@ -193,7 +194,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// DelayResponses delays the responses at a path until release is called. release may be called again.
+// DelayResponses delays the responses for a URL path until release is called. release may be called several times.
 func (s *Server) DelayResponses(path string) (release func()) {
 	held := make(chan struct{})
 	s.mu.Lock()
@@ -207,21 +208,22 @@ func (s *Server) DelayResponses(path string) (release func()) {
 	})
 }
 
-// LimitTokenLife limits the lifetime of new tokens; with 0 token requests are refused.
+// LimitTokenLife sets the maximum lifetime of new tokens. With 0, the server refuses token requests.
 func (s *Server) LimitTokenLife(life time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.life = life
 }
 
-func (s *Server) knows(authorization string) bool {
+// isAuthorized reports whether the Authorization header contains Token or an issued token.
+func (s *Server) isAuthorized(authorization string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	token, is := strings.CutPrefix(authorization, "Bearer ")
 	return is && (token == Token || slices.Contains(s.tokens, token))
 }
 
-func (s *Server) giveToken(w http.ResponseWriter, r *http.Request) {
+func (s *Server) issueToken(w http.ResponseWriter, r *http.Request) {
 	var request struct {
 		Spec struct{ ExpirationSeconds int64 }
 	}
@@ -241,7 +243,7 @@ func (s *Server) giveToken(w http.ResponseWriter, r *http.Request) {
 
 func refuse(w http.ResponseWriter, code int, reason string) {
 	w.WriteHeader(code)
-	fmt.Fprintf(w, `{"kind":"Status","code":%d,"reason":%q,"message":"said the test"}`, code, reason)
+	fmt.Fprintf(w, `{"kind":"Status","code":%d,"reason":%q,"message":"refused by the test"}`, code, reason)
 }
 
 func selected(r *http.Request, p *agentapi.Pod) bool {
