@@ -209,7 +209,7 @@ func TestHookWithoutTimeoutLastsAsLongAsItsCaller(t *testing.T) {
 		t.Errorf("it ended with %v", err)
 	}
 	<-gone // the application's side has ended too
-	if strings.Contains(log.String(), "does not answer") {
+	if strings.Contains(log.String(), "does not respond") {
 		t.Errorf("a caller that left is told as the application's failure: %s", log.String())
 	}
 }

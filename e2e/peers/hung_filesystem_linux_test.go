@@ -273,8 +273,8 @@ func TestHungFileSystemDelaysNoOtherCertificate(t *testing.T) {
 	testenv.Eventually(t, "it is said what does not answer", func() error {
 		ok, reason := server.Health()
 		if stalls := readCounter(t, metrics, "pilotfish_sds_disk_stalls_total"); !ok || stalls < 2 ||
-			!strings.Contains(reason, "second.pem: "+filepath.Dir(second)+": the file system does not answer") ||
-			!strings.Contains(reason, filepath.Dir(out.CertFile)+": the file system does not answer") {
+			!strings.Contains(reason, "second.pem: "+filepath.Dir(second)+": the file system does not respond") ||
+			!strings.Contains(reason, filepath.Dir(out.CertFile)+": the file system does not respond") {
 			return fmt.Errorf("%v, %v, %s", ok, stalls, reason)
 		}
 		return nil

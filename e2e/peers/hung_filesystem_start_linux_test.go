@@ -53,7 +53,7 @@ func TestAgentStartsWhereNoneOfItsFilesAnswer(t *testing.T) {
 	says := func() {
 		t.Helper()
 		testenv.Eventually(t, "the agent says what it waits for", func() error {
-			if _, err := p.get("/healthz/ready"); err == nil || !strings.Contains(err.Error(), "the file system does not answer") {
+			if _, err := p.get("/healthz/ready"); err == nil || !strings.Contains(err.Error(), "the file system does not respond") {
 				return fmt.Errorf("it says: %w", err)
 			}
 			return nil

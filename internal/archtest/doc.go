@@ -1,3 +1,3 @@
-// Package archtest tests rules that hold for the whole repository: which folder may import which, and the names and words of the
-// code. It contains only tests.
+// Package archtest tests rules for the whole repository: which package may import which, and the names and words in
+// code, comments and documentation. It contains only tests.
 package archtest

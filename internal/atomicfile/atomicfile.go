@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 )
 
-// Write replaces the file's content; the file has mode 0600. A reader, also after a crash of the process, finds either
-// the old or the new content. After an error no temporary file remains. Errors are those of package os, with a path.
+// Write replaces the file's content; the file has mode 0600. A reader always finds either the old or the new content,
+// even after a crash. After an error no temporary file remains. Errors are those of package os and contain the path.
 func Write(file string, data []byte) error {
 	d, err := NewDraft(file, data, 0o600)
 	if err != nil {
@@ -22,16 +22,15 @@ func Write(file string, data []byte) error {
 }
 
 // Draft is a temporary file in the directory of the file that it will replace.
-type Draft struct{ path, at string }
+type Draft struct{ path, temporary string }
 
-// NewDraft writes data to a temporary file with the given mode. It fails when the disk is full or permissions are
-// missing.
+// NewDraft writes data to a temporary file with mode. It fails if the disk is full or permissions are missing.
 func NewDraft(file string, data []byte, mode os.FileMode) (*Draft, error) {
 	f, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+"-*") // mode 0600
 	if err != nil {
 		return nil, err
 	}
-	d := &Draft{path: file, at: f.Name()}
+	d := &Draft{path: file, temporary: f.Name()}
 	_, err = f.Write(data)
 	if err == nil && mode != 0o600 {
 		err = f.Chmod(mode)
@@ -43,9 +42,9 @@ func NewDraft(file string, data []byte, mode os.FileMode) (*Draft, error) {
 	return d, nil
 }
 
-// Sync writes the draft to disk, so that it survives a crash of the machine.
+// Sync syncs the draft to disk, so that its content survives a crash of the machine.
 func (d *Draft) Sync() error {
-	f, err := os.OpenFile(d.at, os.O_WRONLY, 0)
+	f, err := os.OpenFile(d.temporary, os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
@@ -53,7 +52,7 @@ func (d *Draft) Sync() error {
 }
 
 // Commit renames the draft to its final path.
-func (d *Draft) Commit() error { return os.Rename(d.at, d.path) }
+func (d *Draft) Commit() error { return os.Rename(d.temporary, d.path) }
 
 // Discard removes the draft. After Commit it does nothing.
-func (d *Draft) Discard() { _ = os.Remove(d.at) }
+func (d *Draft) Discard() { _ = os.Remove(d.temporary) }

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Backoff is a series of delays between retries. They double from Min to Max, and each is shortened by a random part of
-// up to half, so that agents do not retry at the same moment. It is not safe for concurrent use.
+// Backoff is a series of delays between retries. The delay doubles from Min to Max. Each delay is shortened by a random
+// part of up to half, so that agents do not retry at the same moment. It is not safe for concurrent use.
 type Backoff struct {
 	Min, Max time.Duration
 	next     time.Duration
@@ -23,5 +23,5 @@ func (b *Backoff) Next() time.Duration {
 	return wait
 }
 
-// Reset starts again at Min; call it after a success.
+// Reset sets the next delay to Min. Call it after a success.
 func (b *Backoff) Reset() { b.next = 0 }

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Group is the control group of a process. Each method reads it again, because limits can change while a process runs.
+// Group is the control group of a process. Each method reads the files again, because limits can change at any time.
 type Group struct {
 	root string
 }
@@ -16,10 +16,11 @@ type Group struct {
 // Self returns the group of this process.
 func Self() Group { return NewGroup("/") }
 
-// NewGroup returns the group of the process whose /proc/self and mounts are below a directory.
+// NewGroup returns the group of this process, but reads /proc and the mounted groups below root. Tests pass another
+// root than "/".
 func NewGroup(root string) Group { return Group{root} }
 
-// controller is the name of a controller in v1. In v2 all controllers share one tree.
+// controller is the name of a cgroup v1 controller. In cgroup v2 all controllers share one tree.
 type controller string
 
 const (
@@ -27,18 +28,19 @@ const (
 	cpu    controller = "cpu"
 )
 
-// unified is the controller of the v2 tree.
+// unified selects the cgroup v2 tree.
 const unified controller = ""
 
-// dirs returns the directories whose limits apply, from the process's own group up to the topmost visible one. A limit
-// of each of them applies to all groups below it. The result is empty when the machine does not have the tree.
+// dirs returns the directories whose limits apply: from the process's own group up to the topmost visible one. A limit
+// of a group applies to all groups below it. The result is empty if the machine does not have the controller's tree.
 func (g Group) dirs(c controller) []string {
 	own, ok := groupPath(g.read("/proc/self/cgroup"), c)
 	mount, found := groupMount(g.read("/proc/self/mountinfo"), c)
 	if !ok || !found {
 		return nil
 	}
-	// Without a cgroup namespace, a container sees the path of its group on the host, but only that group is mounted.
+	// Without a cgroup namespace, /proc shows a container the path of its group on the host, but only that group is
+	// mounted in the container.
 	below, inside := cutPath(own, mount.root)
 	if !inside {
 		below = own
@@ -74,7 +76,8 @@ func cutPath(path, dir string) (string, bool) {
 	return rest, ok && (rest == "" || rest[0] == '/')
 }
 
-// groupPath returns a controller's path in /proc/self/cgroup ("4:memory:/path"). The line of v2 has no controller.
+// groupPath returns a controller's path in /proc/self/cgroup ("4:memory:/path"). In the line of cgroup v2 the
+// controller is empty.
 func groupPath(groups string, c controller) (string, bool) {
 	for line := range strings.Lines(groups) {
 		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
@@ -85,7 +88,7 @@ func groupPath(groups string, c controller) (string, bool) {
 	return "", false
 }
 
-// mount is the mount point of a tree of groups, and the group that is mounted there.
+// mount describes a mounted tree of groups: at is the mount point, root the group that is mounted there.
 type mount struct{ at, root string }
 
 // groupMount returns the mount of a controller's tree in /proc/self/mountinfo.

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// unlimited is the minimum value with which v1 reports memory without a limit (the largest number of whole pages).
+// unlimited is the minimum value that means "no limit". cgroup v1 reports the largest number of whole pages.
 const unlimited = 1 << 62
 
-// MemoryLimit returns the memory in bytes that the processes of the group may use together. ok is false without a
+// MemoryLimit returns how many bytes of memory the processes of the group may use together. ok is false if there is no
 // limit.
 func (g Group) MemoryLimit() (bytes uint64, ok bool) {
 	bytes = math.MaxUint64
@@ -27,7 +27,7 @@ func (g Group) MemoryLimit() (bytes uint64, ok bool) {
 	return bytes, bytes < unlimited
 }
 
-// MemoryUsage returns the memory in bytes that the group uses, with the page cache. ok is false where the kernel does
+// MemoryUsage returns how many bytes of memory the group uses, including the page cache. ok is false if the kernel does
 // not report it.
 func (g Group) MemoryUsage() (bytes uint64, ok bool) {
 	for _, at := range []struct {
@@ -43,7 +43,7 @@ func (g Group) MemoryUsage() (bytes uint64, ok bool) {
 	return 0, false
 }
 
-// CPULimit returns the number of CPUs that the processes of the group may use together. ok is false without a limit.
+// CPULimit returns how many CPUs the processes of the group may use together. ok is false if there is no limit.
 func (g Group) CPULimit() (cores float64, ok bool) {
 	cores = math.Inf(1)
 	for _, dir := range g.dirs(unified) {
@@ -58,7 +58,7 @@ func (g Group) CPULimit() (cores float64, ok bool) {
 	return cores, !math.IsInf(cores, 1)
 }
 
-// share divides a quota by its period. Without a quota ("max" in v2, -1 in v1) it returns infinity.
+// share returns quota divided by period. Without a quota ("max" in v2, -1 in v1) it returns infinity.
 func share(quota, period string) float64 {
 	q, errQuota := strconv.ParseUint(quota, 10, 64)
 	p, errPeriod := strconv.ParseUint(period, 10, 64)

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// OOMKills returns how many processes of the group the OOM killer has ended, and the file with the kernel's counter. ok
-// is false where the kernel does not count them.
+// OOMKills returns how many processes of the group the OOM killer has killed, and the file with the kernel's counter.
+// ok is false if the kernel does not count them.
 func (g Group) OOMKills() (count uint64, file string, ok bool) {
 	for _, at := range []struct {
 		controller controller

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Budget is a decaying count of failures. Rare failures are tolerated without limit; a series of failures uses the
-// budget up. It is not safe for concurrent use.
+// Budget is a decaying count of failures. Rare failures are tolerated without limit, and a series of failures exhausts
+// the budget. It is not safe for concurrent use.
 type Budget struct {
 	// Failures is the maximum count. The count halves every HalfLife.
 	Failures float64
@@ -19,7 +19,8 @@ type Budget struct {
 	last  time.Time
 }
 
-// RecordFailure counts one failure. It returns the backoff before the next attempt, and false if the budget is used up.
+// RecordFailure counts one failure. It returns the backoff before the next attempt. again is false if the budget is
+// exhausted.
 func (b *Budget) RecordFailure(now time.Time) (wait time.Duration, again bool) {
 	if !b.last.IsZero() && b.HalfLife > 0 {
 		passed := max(0, now.Sub(b.last)) // the clock may have been set back

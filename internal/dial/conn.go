@@ -22,11 +22,11 @@ type Server struct {
 	// Plaintext connects without TLS. The token is then not sent.
 	Plaintext bool
 	TLS       TLS
-	// TokenFile is read for every call; its content is sent as a bearer token. Empty for none.
+	// TokenFile is read for every call; its content is sent as a bearer token. Empty: no token.
 	TokenFile string
 	// Token, if set, returns the bearer token instead of TokenFile, for example from a cloud's metadata server.
 	Token func(context.Context) (string, error)
-	// ClusterID is sent as the header "ClusterID". Empty for none.
+	// ClusterID is sent as the header "ClusterID". Empty: no header.
 	ClusterID string
 	// Headers are sent with every call.
 	Headers map[string]string
@@ -34,9 +34,9 @@ type Server struct {
 	Received *atomic.Int64
 }
 
-// Connect opens a connection to address and returns it after the HTTP/2 handshake. In contrast to gRPC's own dialling,
-// it returns the first failure and its cause. If address is a comma-separated list, Connect tries the entries in order,
-// each with its own timeout, and returns the first connection.
+// Connect opens a connection to address and returns it after the HTTP/2 handshake. Unlike gRPC's own dialling, it
+// returns the cause of the first failure. If address is a comma-separated list, Connect tries the entries in order,
+// each with its own timeout, and returns the first connection that succeeds.
 func (s Server) Connect(ctx context.Context, address string, timeout time.Duration, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	var errs []error
 	for one := range strings.SplitSeq(address, ",") {
@@ -54,7 +54,7 @@ func (s Server) Connect(ctx context.Context, address string, timeout time.Durati
 }
 
 // ConnectTo connects to one address and waits at most timeout for the connection. The server's certificate must match
-// the host of name, unless the configuration contains another name.
+// the host in name, unless TLS.ServerName is set.
 func (s Server) ConnectTo(ctx context.Context, name, address string, timeout time.Duration, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -95,8 +95,8 @@ func (s Server) dialOptions(address string, failure *connectFailure) []grpc.Dial
 	}
 }
 
-// Header returns the headers of a call. It reads the token again for each call. A token that cannot be read is an
-// error, unless there is a valid client certificate. In plaintext the token is neither read nor sent.
+// Header returns the headers of a call. It reads the token again for each call. If the token cannot be read, it returns
+// an error, unless there is a valid client certificate. In plaintext the token is neither read nor sent.
 func (s Server) Header() (metadata.MD, error) {
 	header := metadata.New(s.Headers)
 	if s.ClusterID != "" {
@@ -147,7 +147,7 @@ func (c *connectFailure) errorOr(ctx context.Context, timeout time.Duration) err
 	case c.err != nil:
 		return c.err
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return fmt.Errorf("no answer within %s", timeout)
+		return fmt.Errorf("no response within %s", timeout)
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// countingCredentials counts the bytes that arrive on the connections, after decryption.
+// countingCredentials counts the bytes that are received on its connections, after decryption.
 type countingCredentials struct {
 	credentials.TransportCredentials
 	received *atomic.Int64

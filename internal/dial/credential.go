@@ -14,7 +14,7 @@ const (
 	KindClientCertificate = "client certificate"
 )
 
-// Credential describes a credential of the agent, as read from its file.
+// Credential describes a token or client certificate of the agent, as read from its file.
 type Credential struct {
 	Kind, File string
 	// NotAfter is the expiry. It is zero if the credential does not contain one, for example a token that is not a JWT.
@@ -23,7 +23,7 @@ type Credential struct {
 	Err error
 }
 
-// Problem returns the reason why the credential cannot be used at time now, with the remedy. It returns "" if it can.
+// Problem returns why the credential cannot be used at time now, with the remedy. It returns "" if it can be used.
 func (c Credential) Problem(now time.Time) string {
 	switch {
 	case c.Err != nil:

@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// Opening a pipe without a writer blocks, like a file on a file system that does not answer.
+// Opening a pipe without a writer blocks, like a file on a file system that does not respond.
 func TestHungFilesDoNotBlockConnections(t *testing.T) {
 	dir := t.TempDir()
 	pipe := func(name string) string {
@@ -40,14 +40,14 @@ func TestHungFilesDoNotBlockConnections(t *testing.T) {
 	go func() {
 		defer close(done)
 		for range 3 {
-			if _, err := server.Header(); err == nil || !strings.Contains(err.Error(), filepath.Dir(token)+": the file system does not answer") {
+			if _, err := server.Header(); err == nil || !strings.Contains(err.Error(), filepath.Dir(token)+": the file system does not respond") {
 				t.Errorf("token: %v", err)
 			}
-			if _, err := server.TLS.Config("host"); err == nil || !strings.Contains(err.Error(), filepath.Dir(root)+": the file system does not answer") {
+			if _, err := server.TLS.Config("host"); err == nil || !strings.Contains(err.Error(), filepath.Dir(root)+": the file system does not respond") {
 				t.Errorf("roots: %v", err)
 			}
 			for _, c := range server.Credentials() {
-				if c.Err == nil || !strings.Contains(c.Err.Error(), "the file system does not answer") {
+				if c.Err == nil || !strings.Contains(c.Err.Error(), "the file system does not respond") {
 					t.Errorf("%s: %v", c.Kind, c.Err)
 				}
 			}

@@ -10,7 +10,8 @@ import (
 // socketDomain is the last label of host names that encode the path of a Unix socket.
 const socketDomain = ".unix"
 
-// SocketHost returns a host name for URLs. LocalhostDialer connects it to the Unix socket at path.
+// SocketHost returns a host name for URLs that encodes the path of a unix socket. LocalhostDialer connects to that
+// socket.
 func SocketHost(path string) string { return hex.EncodeToString([]byte(path)) + socketDomain }
 
 // parseSocketHost returns the path that SocketHost encoded in host.
@@ -20,9 +21,9 @@ func parseSocketHost(host string) (path string, ok bool) {
 	return string(text), ok && err == nil
 }
 
-// LocalhostDialer returns a dial function based on d. It connects "localhost" to 127.0.0.1, or to ::1 if that fails,
-// independent of /etc/hosts (RFC 6761): on hosts with IPv6 only, servers listen on ::1. It also connects the host names
-// of SocketHost.
+// LocalhostDialer returns a dial function based on d. It connects "localhost" to 127.0.0.1 or, if that fails, to ::1,
+// because servers on hosts with IPv6 only listen on ::1. It does not read /etc/hosts (RFC 6761). For host names of
+// SocketHost it connects to the unix socket.
 func LocalhostDialer(d *net.Dialer) func(ctx context.Context, network, address string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		host, port, err := net.SplitHostPort(address)

@@ -1,5 +1,5 @@
-// Package dial connects the agent to the control plane and the certificate authority. Root certificates, client
-// certificate and token are read from files that may change at any time.
+// Package dial connects the agent to the control plane and the certificate authority. It reads root certificates,
+// client certificates and tokens from files that may change at any time.
 package dial
 
 import (
@@ -27,8 +27,8 @@ type TLS struct {
 	RootFile string
 	// ServerName is the name that the server's certificate must contain. Empty means the host of the dialled address.
 	ServerName string
-	// CertFile and KeyFile, if set, contain the client certificate and its key. A missing or expired certificate is not
-	// presented; the token then has to suffice.
+	// CertFile and KeyFile, if set, contain the client certificate and its key. If the certificate is missing or
+	// expired, the client does not present it, and must authenticate with a token.
 	CertFile, KeyFile string
 	// Policy restricts the TLS versions and cipher suites.
 	Policy tlspolicy.Policy
@@ -65,7 +65,7 @@ func readRoots(file string) (*x509.CertPool, error) {
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("root certificates: %s holds no PEM certificate", file)
+		return nil, fmt.Errorf("root certificates: %s contains no PEM certificate", file)
 	}
 	return pool, nil
 }
@@ -132,7 +132,7 @@ func (t TLS) explain(err error) error {
 	}
 	var notTLS tls.RecordHeaderError
 	if errors.As(err, &notTLS) {
-		return fmt.Errorf("TLS: %w: the port speaks plaintext (15012 is the TLS port, 15010 the plaintext one)", err)
+		return fmt.Errorf("TLS: %w: the server at this port does not use TLS (port 15012 uses TLS, port 15010 is plaintext)", err)
 	}
 	return fmt.Errorf("TLS: %w", err)
 }
@@ -156,7 +156,7 @@ func (c *clientCredentials) ServerHandshake(net.Conn) (net.Conn, credentials.Aut
 }
 
 func (c *clientCredentials) Info() credentials.ProtocolInfo {
-	//lint:ignore SA1019 gRPC uses it for verification if no authority is set
+	//lint:ignore SA1019 gRPC uses ServerName for verification if no authority is set
 	return credentials.ProtocolInfo{SecurityProtocol: "tls", ServerName: c.tls.ServerName}
 }
 

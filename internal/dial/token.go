@@ -13,7 +13,7 @@ import (
 // connections.
 var files fstimeout.TimeoutFS
 
-// ReadToken reads a bearer token from file. Its errors contain the remedy.
+// ReadToken reads a bearer token from file. Errors about a missing file contain a remedy.
 func ReadToken(file string) (string, error) {
 	data, err := files.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -17,15 +17,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// Envoy is a running Envoy.
+// Envoy is an Envoy process that Start started.
 type Envoy struct {
 	admin  string
 	output *testenv.Buffer
 	exited chan struct{}
 }
 
-// Start runs Envoy in the directory dir with the bootstrap and the arguments. It adds an admin interface at a free port
-// to the bootstrap. Envoy is stopped when the test ends.
+// Start runs the Envoy at path in directory dir, with the bootstrap (YAML) and further arguments. It adds an admin
+// interface at a free port to the bootstrap. Envoy is killed when the test ends.
 func Start(t testing.TB, path, dir, bootstrap string, args ...string) *Envoy {
 	t.Helper()
 	config := filepath.Join(dir, "envoy.yaml")
@@ -57,7 +57,7 @@ func Start(t testing.TB, path, dir, bootstrap string, args ...string) *Envoy {
 		_ = cmd.Process.Kill()
 		<-e.exited
 		if t.Failed() {
-			t.Logf("Envoy said:\n%s", e.output)
+			t.Logf("output of Envoy:\n%s", e.output)
 		}
 	})
 	testenv.Eventually(t, "Envoy opens its admin interface", func() error {
@@ -84,7 +84,7 @@ func (e *Envoy) Get(path string) (string, error) {
 	return string(body), err
 }
 
-// Output returns what Envoy has printed.
+// Output returns what Envoy has written to its standard output and standard error.
 func (e *Envoy) Output() string { return e.output.String() }
 
 // Stop stops Envoy before the test ends.

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// kind is the type of a family.
+// kind is the type of a metric family.
 type kind uint8
 
 const (
@@ -18,8 +18,8 @@ const (
 	stateset
 	gaugeHistogram
 
-	// created is not a type of a family: it marks names of samples that hold the creation time of the family with the
-	// name before _created.
+	// created is not a type of a family. It marks the name of samples with a family's creation time: the family's name
+	// with the suffix _created.
 	created
 )
 
@@ -36,32 +36,32 @@ func parseKind(word []byte) (k kind, ok bool) {
 	return k, ok
 }
 
-// textNames and openNames are the names of the types. Types that the text format does not have become the type that
-// holds their values.
+// textNames and openNames are the names of the types in text format and in OpenMetrics. Types that do not exist in text
+// format are replaced by the type that represents their values.
 var (
 	textNames = [...]string{"untyped", "counter", "gauge", "histogram", "summary", "gauge", "gauge", "histogram"}
 	openNames = [...]string{"unknown", "counter", "gauge", "histogram", "summary", "info", "stateset", "gaugehistogram"}
 )
 
-// suffixes are the suffixes of sample names by the family's type. OpenMetrics names counters and infos without their
-// suffix; this package uses those names in both formats.
+// suffixes contains, for each type, the suffixes that samples add to the family's name. In OpenMetrics, the names of
+// counters and infos do not include the suffix. This package uses these names for both formats.
 var suffixes = [...][]string{
 	unknown: {""}, counter: {"_total", "_created"}, gauge: {""},
 	histogram: {"_bucket", "_sum", "_count", "_created"}, summary: {"", "_sum", "_count", "_created"},
 	info: {"_info"}, stateset: {""}, gaugeHistogram: {"_bucket", "_gsum", "_gcount"},
 }
 
-// family is the metadata of a family before its first sample.
+// family is the metadata of a metric family, known before its first sample.
 type family struct {
-	name       string // in OpenMetrics form
-	header     string // as in the source's HELP and TYPE lines
+	name       string // name in OpenMetrics
+	header     string // name in the source's HELP and TYPE lines
 	kind       kind
 	typed      bool
 	help, unit string
 	helped     bool
-	cut        int // bytes that are cut from the beginning of the source's names
-	// plain: the one sample has the family's name without a suffix, whatever its type. A text-format counter that does
-	// not end in _total is plain.
+	cut        int // bytes that Cut removes from the beginning of the source's names
+	// plain: the name of its sample is the family's name without a suffix, regardless of the type. A text-format
+	// counter whose name does not end in _total is plain.
 	plain bool
 }
 
@@ -80,8 +80,8 @@ func newFamily(header string, k kind, f Format) family {
 	return fam
 }
 
-// owns reports whether a sample of that name belongs to the family, and returns the suffix that the sample adds to the
-// family's name.
+// owns reports whether a sample with this name belongs to the family. It returns the suffix that the sample's name adds
+// to the family's.
 func (f *family) owns(name []byte) (suffix string, ok bool) {
 	if len(name) < len(f.name) || string(name[:len(f.name)]) != f.name {
 		return "", false
@@ -98,7 +98,8 @@ func (f *family) owns(name []byte) (suffix string, ok bool) {
 	return "", false
 }
 
-// numericLabelKind returns the family's type if its samples have a label whose value must be a number (le, quantile).
+// numericLabelKind returns the family's type, by which numericLabel selects the label whose value must be a number (le,
+// quantile). For a plain family it returns unknown: no label must be a number.
 func (f *family) numericLabelKind() kind {
 	if f.plain {
 		return unknown
@@ -106,11 +107,11 @@ func (f *family) numericLabelKind() kind {
 	return f.kind
 }
 
-// typeLine returns the family's name and type in HELP and TYPE lines of a format.
+// typeLine returns the family's name and type for the HELP and TYPE lines of a format.
 func (f *family) typeLine(out Format) (name, word string) {
 	switch {
 	case out == OpenMetrics && f.plain:
-		// A counter must end in _total in OpenMetrics, and its samples must keep their names.
+		// In OpenMetrics the names of counters must end in _total, but the samples must not be renamed.
 		return f.name, openNames[unknown]
 	case out == OpenMetrics:
 		return f.name, openNames[f.kind]
@@ -122,8 +123,8 @@ func (f *family) typeLine(out Format) (name, word string) {
 	return f.name, textNames[f.kind]
 }
 
-// visitNames calls visit with the suffix of each name that the family occupies in a format, until visit returns false.
-// No other family may have one of these names.
+// visitNames calls visit with the suffix of each name that the family reserves in a format, until visit returns false.
+// No other family may use these names.
 func (f *family) visitNames(out Format, visit func(suffix string) bool) bool {
 	if out == OpenMetrics || (f.kind != counter && f.kind != info) || f.plain {
 		if !visit("") {
@@ -134,7 +135,7 @@ func (f *family) visitNames(out Format, visit func(suffix string) bool) bool {
 		return true
 	}
 	for _, s := range suffixes[f.kind] {
-		if s == "" || s == "_created" { // claimed by their first sample: in text format they are often separate families
+		if s == "" || s == "_created" { // reserved by the first sample: in text format these are often separate families
 			continue
 		}
 		if out == Text && (s == "_gsum" || s == "_gcount") {
@@ -147,14 +148,14 @@ func (f *family) visitNames(out Format, visit func(suffix string) bool) bool {
 	return true
 }
 
-// claim records the owner of a name.
+// claim describes the family that reserved a name.
 type claim struct {
 	source uint16
 	kind   kind
 	plain  bool
 }
 
-// names stores the hashes of the used names, with about 10 bytes for each.
+// names stores the hashes of reserved names. Each needs about 10 bytes.
 type names struct {
 	seed  maphash.Seed
 	taken map[uint64]claim
@@ -163,14 +164,14 @@ type names struct {
 
 func newNames() *names {
 	n := &names{seed: maphash.MakeSeed()}
-	n.forget()
+	n.reset()
 	return n
 }
 
-// maxKept is the number of names up to which a table is reused for the next exposition.
+// maxKept is the maximum number of names with which a table is reused for the next exposition.
 const maxKept = 10_000
 
-func (n *names) forget() {
+func (n *names) reset() {
 	if n.taken == nil || len(n.taken) > maxKept {
 		n.taken = make(map[uint64]claim, 256)
 	}
@@ -197,7 +198,8 @@ func (n *names) claim(f *family, out Format, source uint16) bool {
 	return free
 }
 
-// claimCreated reserves the name of a family's creation time samples, unless another family has the name.
+// claimCreated reserves the name of a family's creation time samples. It returns false if another family has reserved
+// it.
 func (n *names) claimCreated(family string) bool {
 	h := n.hash(family, "_created")
 	if c, taken := n.taken[h]; taken {
@@ -207,7 +209,7 @@ func (n *names) claimCreated(family string) bool {
 	return true
 }
 
-// owner returns the claim on the name in the family's HELP and TYPE lines.
+// owner returns the family that reserved the name in f's HELP and TYPE lines.
 func (n *names) owner(f *family, out Format) (claim, bool) {
 	name, _ := f.typeLine(out)
 	c, ok := n.taken[n.hash(name, "")]

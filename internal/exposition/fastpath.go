@@ -5,36 +5,37 @@ import (
 	"hash/maphash"
 )
 
-// Most lines are written unchanged, and most sets of labels repeat: Envoy has hundreds of families with the same
-// clusters. A line of the current family is not parsed when its set of labels occurred before in a line that was parsed
-// and written unchanged. Its name, labels and value are then known to be valid. Such lines are copied in one piece with
-// the lines around them.
+// Fast path: most lines are written unchanged, and most label sets repeat, because Envoy has hundreds of families with
+// the same clusters. A line of the current family is not parsed if its label set occurred before in a line that was
+// parsed and written unchanged: its labels are then valid. isKnown checks its name and value. Adjacent lines of this
+// kind are copied together.
 
-// seenSize is the number of remembered label sets, a power of two. An Envoy with 200 clusters has about 4000 of them,
-// most with the buckets of histograms.
+// seenSize is the number of label sets that are remembered, a power of two. An Envoy with 200 clusters has about 4000
+// label sets, most of them of histogram buckets.
 const seenSize = 1 << 14
 
-// seen stores hashes of label sets, each in one of a few slots. A new hash replaces the oldest in its slots, whose
-// lines are then parsed again. The seed is random, so that a source cannot construct label sets with equal hashes.
+// seen stores hashes of label sets. Each hash has four possible slots. A new hash reslots the oldest one in its slots;
+// lines with the replaced label set are parsed again. The seed is random, so that a source cannot create hash
+// collisions.
 type seen struct {
-	seed   maphash.Seed
-	places [seenSize / 4][4]uint64
+	seed  maphash.Seed
+	slots [seenSize / 4][4]uint64
 }
 
 func newSeen() *seen { return &seen{seed: maphash.MakeSeed()} }
 
 func (s *seen) has(hash uint64) bool {
-	p := &s.places[hash%uint64(len(s.places))]
+	p := &s.slots[hash%uint64(len(s.slots))]
 	return p[0] == hash || p[1] == hash || p[2] == hash || p[3] == hash
 }
 
 func (s *seen) add(hash uint64) {
-	p := &s.places[hash%uint64(len(s.places))]
+	p := &s.slots[hash%uint64(len(s.slots))]
 	p[0], p[1], p[2], p[3] = hash, p[0], p[1], p[2]
 }
 
-// hashLabels returns the hash of labels as the source writes them. It differs where one label must be a number, and
-// between formats. It is never 0, which marks a free slot.
+// hashLabels returns the hash of a label set as it is written in the source. The hash depends on the format and on
+// which label must be a number. It is never 0, which marks a free slot.
 func (c *copier) hashLabels(labels []byte) uint64 {
 	return maphash.Bytes(c.seen.seed, labels) + uint64(c.numbered)<<1 + uint64(c.format) | 1<<63
 }
@@ -46,50 +47,50 @@ func (c *copier) learn(s *sample) {
 	}
 }
 
-// verbatim copies lines from the beginning of text that belong to the family f, are known to be valid, and need no
+// verbatim copies lines at the beginning of text that belong to the family f, are known to be valid, and need no
 // change. It returns the number of bytes that it copied.
-func (c *copier) verbatim(text []byte, f *family) (taken int) {
-	// The sum and count of a gauge histogram have other names in text format.
+func (c *copier) verbatim(text []byte, f *family) (copied int) {
+	// In text format, the names of a gauge histogram's sum and count are changed.
 	if !c.writing || c.prefix != "" || c.label != nil || f.kind == gaugeHistogram {
 		return 0
 	}
 	if f.cut > 0 {
 		return c.verbatimCut(text, f)
 	}
-	for taken < len(text) {
-		end := bytes.IndexByte(text[taken:], '\n')
-		if end < 0 || !c.isKnown(text[taken:taken+end], f) {
+	for copied < len(text) {
+		end := bytes.IndexByte(text[copied:], '\n')
+		if end < 0 || !c.isKnown(text[copied:copied+end], f) {
 			break
 		}
-		taken += end + 1
+		copied += end + 1
 	}
-	if taken > 0 {
-		c.out.write(text[:taken])
+	if copied > 0 {
+		c.out.write(text[:copied])
 	}
-	return taken
+	return copied
 }
 
-// verbatimCut copies line by line, for a family whose names lose their first part.
-func (c *copier) verbatimCut(text []byte, f *family) (taken int) {
-	for taken < len(text) {
-		end := bytes.IndexByte(text[taken:], '\n') + 1
-		if end == 0 || c.cut.cutLen(text[taken:taken+end]) != f.cut || !c.isKnown(text[taken+f.cut:taken+end-1], f) {
+// verbatimCut is verbatim for a family whose names lose a prefix. It copies line by line.
+func (c *copier) verbatimCut(text []byte, f *family) (copied int) {
+	for copied < len(text) {
+		end := bytes.IndexByte(text[copied:], '\n') + 1
+		if end == 0 || c.cut.cutLen(text[copied:copied+end]) != f.cut || !c.isKnown(text[copied+f.cut:copied+end-1], f) {
 			break
 		}
-		c.out.write(text[taken+f.cut : taken+end])
-		taken += end
+		c.out.write(text[copied+f.cut : copied+end])
+		copied += end
 	}
-	return taken
+	return copied
 }
 
 // isKnown reports whether a line belongs to the family, has no labels or a known label set, ends in one plain number,
-// and is the first of its series in the source.
+// and is not a repetition of a series in the source.
 func (c *copier) isKnown(line []byte, f *family) bool {
 	at := plainNumber(line)
 	return at < len(line) && at > 1 && line[at-1] == ' ' && c.isKnownSeries(line, at, f) && !c.seenSeries.repeats(line[:at-1], nil)
 }
 
-// isKnownSeries is isKnown for a line whose number begins at at.
+// isKnownSeries checks the name and the labels for isKnown. at is the position of the number.
 func (c *copier) isKnownSeries(line []byte, at int, f *family) bool {
 	if n := len(c.stem); n > 0 && n < at && string(line[:n]) == string(c.stem) {
 		return c.seen.has(c.hashLabels(line[n-1 : at-1]))
@@ -108,8 +109,8 @@ func (c *copier) isKnownSeries(line []byte, at int, f *family) bool {
 	return true
 }
 
-// cutSuffix removes the suffix that a sample's name adds to the family's, as owns does. Suffixes that only one format
-// has are not accepted.
+// cutSuffix removes the suffix that a sample's name adds to the family's name. Unlike owns, it does not accept
+// _created, which only OpenMetrics has.
 func (f *family) cutSuffix(rest []byte) ([]byte, bool) {
 	if len(rest) == 0 || rest[0] == '{' {
 		return rest, f.plain || suffixes[f.kind][0] == ""
@@ -125,8 +126,8 @@ func (f *family) cutSuffix(rest []byte) ([]byte, bool) {
 	return nil, false
 }
 
-// plainNumber returns the position of the number at the end of a line if it is not negative and both formats write it
-// the same way. Otherwise it returns the length of the line.
+// plainNumber returns the position of the number at the end of a line if it is not negative and has the same form in
+// both formats. Otherwise it returns len(line).
 func plainNumber(line []byte) int {
 	at, whole := len(line), true
 	if at > 1 && line[at-2] == ' ' && line[at-1] >= '0' && line[at-1] <= '9' {

@@ -32,8 +32,8 @@ func (f Format) String() string {
 	return "text"
 }
 
-// FormatOf returns the format of a Content-Type. An empty Content-Type means text format; ok is false for any other
-// type.
+// FormatOf returns the format that a Content-Type specifies. An empty Content-Type is text format. ok is false for
+// unknown types.
 func FormatOf(contentType string) (f Format, ok bool) {
 	if contentType == "" {
 		return Text, true
@@ -53,8 +53,8 @@ type Accepted struct {
 	Text, OpenMetrics bool
 }
 
-// ParseAccept parses the Accept headers of a scrape. Without a header, or with unknown types only, the result is text
-// format. OpenMetrics is not used when the scraper prefers text.
+// ParseAccept parses the Accept headers of a scrape. If there is no header, or only unknown types, the result is text
+// format. OpenMetrics is set only if its quality is at least that of text.
 func ParseAccept(headers []string) Accepted {
 	var text, wildcard, open float64
 	for _, header := range headers {
@@ -83,8 +83,8 @@ func acceptItem(item string) (kind string, q float64) {
 	if err != nil {
 		return "", 0
 	}
-	text, given := parameters["q"]
-	if !given {
+	text, present := parameters["q"]
+	if !present {
 		return kind, 1
 	}
 	q, err = strconv.ParseFloat(text, 64)

@@ -9,28 +9,28 @@ import (
 
 const (
 	firstBuffer = 128 << 10
-	// maxLine is the length in bytes above which a line is dropped.
+	// maxLine is the maximum length of a line in bytes. Longer lines are dropped.
 	maxLine = 256 << 10
 )
 
 // lines splits a stream into lines. It buffers one line.
 type lines struct {
 	from     io.Reader
-	limit    int64 // limit in bytes; 0 is no limit
+	limit    int64 // maximum number of bytes; 0: no limit
 	buf      []byte
 	at, end  int
 	err      error
-	skipping bool // within a line that is too long
+	skipping bool // the current line is too long and is skipped
 
-	// bytes is the number of bytes read, tooLong the number of lines that were dropped for their length.
+	// bytes is the number of bytes read. tooLong is the number of lines that were dropped because they were too long.
 	bytes   int64
 	tooLong int
 }
 
-func newLines(r io.Reader, most int64) *lines { return &lines{from: r, limit: most} }
+func newLines(r io.Reader, limit int64) *lines { return &lines{from: r, limit: limit} }
 
-// next returns the next whole line without its end. The line is valid until the next call. A last line without an end
-// may be incomplete and is dropped.
+// next returns the next line without its line end. The line is valid until the next call. A last line without a line
+// end is dropped, because it may be incomplete.
 func (l *lines) next() ([]byte, bool) {
 	searched := l.at
 	for {
@@ -58,11 +58,12 @@ func (l *lines) next() ([]byte, bool) {
 	}
 }
 
-// buffered returns what was read and not yet returned; skip drops whole lines of it.
+// buffered returns the bytes that were read and not yet returned by next. skip drops n of them; they must be whole
+// lines.
 func (l *lines) buffered() []byte { return l.buf[l.at:l.end] }
 func (l *lines) skip(n int)       { l.at += n }
 
-// fill reads more. It moves the rest of the last line to the beginning of the buffer.
+// fill reads more bytes. It moves an incomplete line to the beginning of the buffer.
 func (l *lines) fill() {
 	if l.limit > 0 && l.bytes > l.limit {
 		l.err = &LimitError{fmt.Sprintf("%d bytes", l.limit)}
@@ -94,7 +95,7 @@ func (l *lines) fill() {
 	l.err = io.ErrNoProgress
 }
 
-// failure returns why the stream ended, or nil at its regular end.
+// failure returns the error that ended the stream, or nil at its regular end.
 func (l *lines) failure() error {
 	if errors.Is(l.err, io.EOF) {
 		return nil

@@ -6,11 +6,11 @@ import (
 	"math"
 )
 
-// renamed is the prefix of a family whose name another source has.
+// renamed is the prefix that is added to a family whose name belongs to another source.
 const renamed = "app_"
 
-// Merger writes the metrics of several sources as one exposition. It copies the sources one after the other. A family
-// belongs to the first source that has it; Source specifies what happens to the same family of later sources. A Merger
+// Merger writes the metrics of several sources as one exposition, one source after another. A family name belongs to
+// the first source that has it. Source specifies what happens to families of the same name in later sources. A Merger
 // is not safe for concurrent use.
 type Merger struct {
 	out    output
@@ -19,29 +19,30 @@ type Merger struct {
 	seen   *seen
 	source uint16
 	buf    []byte // for lines under construction
-	// windows are read buffers of finished sources, for reuse. Two are in use while one source waits.
+	// windows are read buffers of finished sources, for reuse. Two are in use while one source is paused (see
+	// CopyUntil).
 	windows [][]byte
 
-	later []*Spool // their families are written with those of the same name
+	later []*Spool // spools of Join; their families are written with families of the same name
 }
 
 // Source is the configuration of one source.
 type Source struct {
 	Format Format
 	Limits Limits
-	// Rename writes a family whose name another source has as app_<name>. Without Rename it is dropped.
+	// Rename writes a family whose name belongs to another source as app_<name>. Otherwise the family is dropped.
 	Rename bool
-	// Cut is removed from the beginning of some names.
+	// Cut removes a prefix from some names.
 	Cut Cut
-	// Help is the HELP text of families that the source does not describe. Empty means none.
+	// Help is the HELP text of families without a HELP line. Empty: they have none.
 	Help string
-	// Reserved are name prefixes. Families with such names are dropped.
+	// Reserved contains name prefixes. Families whose names have one of them are dropped.
 	Reserved []string
-	// Once drops repeated samples of a series: the first one is written.
+	// Once drops repeated samples of a series and writes only the first one.
 	Once bool
 }
 
-// Cut removes First from names that begin with First and Next. The zero Cut changes no name.
+// Cut removes First from names that begin with First followed by Next. The zero Cut changes no name.
 type Cut struct{ First, Next string }
 
 // cutLen returns how many bytes are removed from the beginning of a name.
@@ -58,10 +59,10 @@ func (m *Merger) Format() Format { return m.format }
 // CopyResult is the result of copying a source.
 type CopyResult struct {
 	Bytes int64
-	// Families is the number of written families. The other counts are of dropped items: Invalid lines, Duplicates
+	// Families is the number of written families. The other counts are dropped items: Invalid lines, Duplicates
 	// (families whose names belong to another source), and Repeated samples of a series.
 	Families, Invalid, Duplicates, Repeated int
-	// Reserved is the number of families that were dropped because of their names.
+	// Reserved is the number of families that were dropped because their names have a reserved prefix.
 	Reserved int
 }
 
@@ -70,36 +71,37 @@ func NewMerger(w io.Writer, f Format) *Merger {
 	return &Merger{out: output{to: w}, format: f, names: newNames(), seen: newSeen()}
 }
 
-// Reset prepares a closed Merger for another exposition. Known label sets stay known, so that it is faster.
+// Reset prepares a closed Merger for another exposition. It retains the known label sets, so that the next exposition
+// is faster.
 func (m *Merger) Reset(w io.Writer, f Format) {
 	m.out.reset(w)
 	m.format, m.source, m.later = f, 0, nil
-	m.names.forget()
+	m.names.reset()
 }
 
-// Reserve excludes family names from the sources that are copied until Release.
+// Reserve drops families with these names from all sources until Release is called.
 func (m *Merger) Reserve(names ...string) {
 	for _, name := range names {
 		m.names.taken[m.names.hash(name, "")] = claim{kind: gauge}
 	}
 }
 
-// Release ends the reservation of names.
+// Release ends the effect of Reserve for these names.
 func (m *Merger) Release(names ...string) {
 	for _, name := range names {
 		delete(m.names.taken, m.names.hash(name, ""))
 	}
 }
 
-// Join writes the families of the spools together with families of the same name and type in the sources copied next,
-// so that each name is one family. Flush writes the remaining families of the spools.
+// Join makes the Merger write the families of spools together with families of the same name and type in the sources
+// that are copied next, so that each name occurs once. Flush writes the remaining families of the spools.
 func (m *Merger) Join(spools ...*Spool) { m.later = append(m.later, spools...) }
 
-// Copy writes one source. On an error of the source, its valid part is written. Errors of the writer are returned by
+// Copy writes one source. If reading the source fails, its valid part is written. Errors of the writer are returned by
 // Close.
 func (m *Merger) Copy(from io.Reader, s Source) (CopyResult, error) { return m.Begin(from, s).Finish() }
 
-// SourceCopy is a source that is copied in parts, so that other sources can be copied in between.
+// SourceCopy copies a source in parts, so that other sources can be copied in between.
 type SourceCopy struct {
 	c *copier
 	r *reader
@@ -109,15 +111,16 @@ type SourceCopy struct {
 func (m *Merger) Begin(from io.Reader, s Source) *SourceCopy {
 	m.source++
 	c := &copier{Merger: m, id: m.source, from: s.Format, rename: s.Rename, cut: s.Cut, help: s.Help, seenSeries: newSeenSeries(s.Once)}
-	r := &reader{in: newLines(from, s.Limits.Bytes), format: s.Format, visit: c, most: s.Limits, cut: s.Cut, reserved: s.Reserved}
+	r := &reader{in: newLines(from, s.Limits.Bytes), format: s.Format, visit: c, limits: s.Limits, cut: s.Cut, reserved: s.Reserved}
 	if n := len(m.windows); n > 0 {
 		r.in.buf, m.windows = m.windows[n-1], m.windows[:n-1]
 	}
 	return &SourceCopy{c, r}
 }
 
-// CopyUntil copies up to the first family whose name begins with one of the prefixes. waits reports whether there is such a
-// family. The source then waits for Finish, and the caller may first copy another source, whose names have precedence.
+// CopyUntil copies the source up to the first family whose name has one of the prefixes. waits reports whether there is
+// such a family. The caller may then first copy another source, whose family names have precedence, and calls Finish
+// afterwards.
 func (c *SourceCopy) CopyUntil(prefixes ...string) (waits bool) {
 	c.r.before = prefixes
 	defer func() { c.r.before = nil }()
@@ -131,7 +134,7 @@ func (c *SourceCopy) Finish() (CopyResult, error) {
 	return c.c.result(c.r), err
 }
 
-// recycle retains a source's read buffer for the next source, unless it has grown.
+// recycle stores a source's read buffer for the next source, unless the buffer has grown.
 func (m *Merger) recycle(in *lines) {
 	if len(in.buf) == firstBuffer {
 		m.windows = append(m.windows, in.buf)
@@ -143,7 +146,7 @@ func (c *copier) result(r *reader) CopyResult {
 	return CopyResult{Bytes: r.in.bytes, Families: c.families, Invalid: r.invalid + r.in.tooLong, Duplicates: c.duplicates, Repeated: c.seenSeries.count(), Reserved: r.refused}
 }
 
-// Comment writes a comment line, if the format has comments.
+// Comment writes a comment line. It does nothing in OpenMetrics, which has no comments.
 func (m *Merger) Comment(text string) {
 	if m.format == Text {
 		m.buf = appendComment(m.buf[:0], text)
@@ -151,7 +154,7 @@ func (m *Merger) Comment(text string) {
 	}
 }
 
-// Flush writes the families of the spools that were not written with those of another source.
+// Flush writes the families of the spools that were not written together with another source's families.
 func (m *Merger) Flush() {
 	for i := range m.later {
 		m.flush(i)
@@ -159,7 +162,7 @@ func (m *Merger) Flush() {
 	m.later = nil
 }
 
-// Close ends the exposition. It returns the first error of the writer.
+// Close finishes the exposition. It returns the first error of the writer.
 func (m *Merger) Close() error {
 	m.Flush()
 	if m.format == OpenMetrics {
@@ -177,17 +180,17 @@ type copier struct {
 	cut                  Cut
 	help                 string
 	label                *Label      // added to each sample
-	seenSeries           *seenSeries // nil unless repeated series are dropped
+	seenSeries           *seenSeries // nil if repeated series are not dropped
 	original, current    family
-	numbered             kind // the type whose samples have a label that must be a number
+	numbered             kind // type that determines which label must be a number (see numericLabel)
 	prefix               string
 	writing              bool
 	stem                 []byte // the text before the labels of the last line, if that line was copied unchanged
 	families, duplicates int
 }
 
-// open decides how a family is written: under its own name, as a continuation of this source's family, renamed, or not
-// at all.
+// open decides how a family is written: with its own name, as a continuation of an earlier family of the source, with
+// another name, or not at all.
 func (c *copier) open(f *family) {
 	c.original, c.current, c.numbered, c.prefix, c.writing, c.stem = *f, *f, f.numericLabelKind(), "", true, c.stem[:0]
 	if !f.helped && c.help != "" {
@@ -201,7 +204,7 @@ func (c *copier) open(f *family) {
 		return
 	}
 	if c.format == OpenMetrics && f.kind == counter && !f.plain {
-		// In text format, foo and foo_total are two families. In OpenMetrics they would be one.
+		// In text format, foo and foo_total are different families. In OpenMetrics they would be the same family.
 		c.current.name, c.current.plain = f.name+"_total", true
 		if c.names.claim(&c.current, c.format, c.id) {
 			c.describe()
@@ -223,8 +226,8 @@ func (c *copier) open(f *family) {
 	c.duplicates++
 }
 
-// continues reports whether the source returns to one of its earlier families. Readers of the text format accept that,
-// OpenMetrics forbids it.
+// continues reports whether the family continues an earlier family of the same source. Readers of the text format
+// accept that; OpenMetrics forbids it.
 func (c *copier) continues() bool {
 	owner, ok := c.names.owner(&c.current, c.format)
 	if !ok || c.format != Text || owner.source != c.id || (c.current.typed && owner.kind != c.current.kind) {
@@ -259,10 +262,10 @@ func (c *copier) describe() {
 
 func (c *copier) sample(s *sample, suffix string) bool {
 	if !c.writing {
-		return true // counted with the family
+		return true // the family is counted as a duplicate
 	}
 	if suffix == "_created" && (c.format == Text || c.current.plain || !c.names.claimCreated(c.current.name)) {
-		return true // text format has no such samples; neither has a family whose type was changed
+		return true // such samples do not exist in text format or in a family whose type was changed
 	}
 	if c.format == OpenMetrics && c.current.kind == counter && !c.current.plain && !isCounterValue(s.text(s.value)) {
 		return false
@@ -283,7 +286,8 @@ func (c *copier) sample(s *sample, suffix string) bool {
 	return true
 }
 
-// validLabels checks labels against the family's type and the added label.
+// validLabels checks that a label that must be a number is one, and that the added label does not conflict with two
+// labels.
 func (c *copier) validLabels(s *sample) bool {
 	if name := c.numericLabel(); name != "" {
 		if p, ok := s.find(name); ok {

@@ -2,8 +2,7 @@ package exposition
 
 import "io"
 
-// maxPut is the number of bytes that are buffered before a write. Sources consist of small pieces: a family of Envoy
-// has a few kilobytes.
+// maxPut is the size of the write buffer. It combines many small pieces: a family of Envoy has a few kilobytes.
 const maxPut = 64 << 10
 
 // output is a buffered writer.

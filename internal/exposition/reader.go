@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// ErrNoEOF is the error of an OpenMetrics source without the final # EOF line.
+// ErrNoEOF is the error of an OpenMetrics source that does not end with the line "# EOF".
 var ErrNoEOF = errors.New("the text is incomplete: it does not end with # EOF")
 
 // LimitError is the error of a source that exceeds a limit.
@@ -19,21 +19,22 @@ type LimitError struct {
 
 func (e *LimitError) Error() string { return "it has more than " + e.What + "; the rest was dropped" }
 
-// Limits are the limits of a source; 0 is no limit.
+// Limits limits the size of a source; 0: no limit.
 type Limits struct {
 	Bytes    int64
 	Families int
 }
 
-// visitor receives the content of a source.
+// visitor receives the parsed content of a source.
 type visitor interface {
-	// open begins a family, before its first sample. Only opened families receive samples.
+	// open begins a family. It is called before the family's first sample.
 	open(*family)
-	// sample receives one value of the current family. suffix is what the sample's name adds to the family's.
-	sample(s *sample, suffix string) (taken bool)
-	// verbatim copies known valid lines of the current family from the beginning of text. It returns the number of
-	// bytes that it copied.
-	verbatim(text []byte, f *family) (taken int)
+	// sample handles a sample of the current family and reports whether it is valid. suffix is what the sample's name
+	// adds to the family's name.
+	sample(s *sample, suffix string) (valid bool)
+	// verbatim copies lines at the beginning of text that belong to the current family and are known to be valid. It
+	// returns the number of bytes that it copied.
+	verbatim(text []byte, f *family) (copied int)
 	// end closes the current family.
 	end()
 }
@@ -43,28 +44,29 @@ type reader struct {
 	in     *lines
 	format Format
 	visit  visitor
-	most   Limits
+	limits Limits
 	cut    Cut
-	opens  int // families so far
-	// reserved are name prefixes that the source must not use. refused is the number of its families with such names.
+	opens  int // number of opened families
+	// reserved contains name prefixes that the source must not use. refused is the number of its families with such
+	// names.
 	reserved    []string
 	refused     int
 	lastRefused string
 	line        sample
 
-	head    family // the described or opened family
+	head    family // current family: its metadata was read, or it was opened
 	known   bool   // head is set
 	opened  bool
 	invalid int
-	whole   bool // # EOF was read
+	whole   bool // the line "# EOF" was read
 
-	before []string // name prefixes before which the reader waits
-	held   []byte   // the line before which the reader waits
-	done   bool     // reading has ended, for the reason in over
+	before []string // name prefixes of families before which reading pauses
+	held   []byte   // the line before which reading paused
+	done   bool     // reading has ended, with the result over
 	over   error
 }
 
-// errWaits is returned when reading stops before a family. The next call of read continues.
+// errWaits is returned when reading pauses before a family. The next call of read continues.
 var errWaits = errors.New("the copy is paused before a family")
 
 func (r *reader) read() error {
@@ -150,8 +152,8 @@ func (r *reader) readLine(line []byte) error {
 			r.held = line
 			return errWaits
 		}
-		if r.opens++; r.most.Families > 0 && r.opens > r.most.Families {
-			return &LimitError{fmt.Sprintf("%d families", r.most.Families)}
+		if r.opens++; r.limits.Families > 0 && r.opens > r.limits.Families {
+			return &LimitError{fmt.Sprintf("%d families", r.limits.Families)}
 		}
 		r.opened = true
 		r.visit.open(&r.head)
@@ -162,8 +164,8 @@ func (r *reader) readLine(line []byte) error {
 	return nil
 }
 
-// isReserved reports whether the current family has a reserved name, and counts the family once. The name without its
-// suffix is checked as well: a counter "istio" has samples "istio_total".
+// isReserved reports whether the current family has a reserved name, and counts each such family once. A family is also
+// reserved if only its samples' names have the prefix: a counter "istio" has samples "istio_total".
 func (r *reader) isReserved() bool {
 	name := r.head.name
 	if !slices.ContainsFunc(r.reserved, func(prefix string) bool { return strings.HasPrefix(name+"_", prefix) }) {
@@ -180,7 +182,7 @@ func (r *reader) waits(name string) bool {
 	return slices.ContainsFunc(r.before, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
-// comment reads a HELP, TYPE or UNIT line. Other comments and repeated lines are dropped.
+// comment parses a HELP, TYPE or UNIT line. It drops other comments and repeated lines.
 func (r *reader) comment(line []byte) {
 	at := blanks(line, 0)
 	end := tokenEnd(line, at)
@@ -235,8 +237,8 @@ func (r *reader) describe(keyword string, name, rest []byte) {
 	}
 }
 
-// cleanHelp returns the text of a HELP line with the escapes that all readers support: \\ and \n. For OpenMetrics, the
-// writer also escapes quotes.
+// cleanHelp returns the text of a HELP line with only the escapes that all readers support: \\ and \n. When OpenMetrics
+// is written, quotes are also escaped.
 func cleanHelp(text []byte) string {
 	if len(text) > maxHelp {
 		text = text[:maxHelp]

@@ -7,31 +7,32 @@ import (
 	"unicode/utf8"
 )
 
-// maxLabels limits the labels of a sample. Each label is compared with all labels before it.
+// maxLabels limits the labels of a sample, because each label's name is compared with all names before it.
 const maxLabels = 128
 
 // span is a part of a line.
 type span struct{ from, to int }
 
-// label is the position of a label's name, and of its value without the quotes.
+// label contains the position of a label's name, and of its value without quotes.
 type label struct{ name, value span }
 
-// sample is a parsed sample line. It is reused for each line.
+// sample is a parsed line with a sample. It is reused for each line.
 type sample struct {
 	line   []byte
 	name   span
 	labels span // between the braces
 	pairs  []label
-	// loose: the labels have spaces or a trailing comma, which OpenMetrics does not allow.
+	// loose: the labels contain spaces or a trailing comma, which OpenMetrics forbids.
 	loose           bool
 	value, time     span
-	exemplar        span // from its opening brace
+	exemplar        span // begins at the opening brace
 	exemplarPresent bool
 }
 
 func (s *sample) text(p span) []byte { return s.line[p.from:p.to] }
 
-// nameByte classifies the bytes of a name: 1 is allowed anywhere, 2 not at the beginning, 4 not in a label's name.
+// nameByte classifies the bytes of a name. 1: allowed everywhere. 2: not allowed at the beginning. 4: not allowed in a
+// label's name. 0: never allowed.
 var nameByte = func() (table [256]uint8) {
 	for c := range table {
 		switch {
@@ -83,7 +84,7 @@ func tokenEnd(line []byte, from int) int {
 	return from
 }
 
-// parse parses a line, and reports whether it is a valid sample for all readers of the format.
+// parse parses a line and reports whether it is a sample that all readers of the format accept.
 func (s *sample) parse(line []byte, f Format) bool {
 	*s = sample{line: line, pairs: s.pairs[:0]}
 	at := blanks(line, 0)
@@ -129,7 +130,8 @@ func (s *sample) parseRest(f Format) bool {
 	return s.exemplar.from < s.exemplar.to && s.line[at] == '{'
 }
 
-// parseLabels parses labels from after the opening brace to after the closing brace.
+// parseLabels parses the labels. from is the position after the opening brace, and end the position after the closing
+// brace.
 func (s *sample) parseLabels(from int) (end int, ok bool) {
 	line, at := s.line, from
 	for {
@@ -185,7 +187,7 @@ func (s *sample) parseLabel(at int) (end int, ok bool) {
 	return value.to + 1, true
 }
 
-// newLabel reports whether a label's name is neither reserved nor repeated.
+// newLabel reports whether a label's name is neither repeated nor the reserved name __name__.
 func (s *sample) newLabel(name []byte) bool {
 	for _, p := range s.pairs {
 		if bytes.Equal(s.text(p.name), name) {
@@ -195,7 +197,7 @@ func (s *sample) newLabel(name []byte) bool {
 	return string(name) != "__name__"
 }
 
-// quotedEnd returns the position of the closing quote, and checks the escapes before it.
+// quotedEnd returns the position of the closing quote. ok is false if there is none or an escape before it is invalid.
 func quotedEnd(line []byte, from int) (end int, ok bool) {
 	for at := from; ; {
 		n := bytes.IndexByte(line[at:], '"')
@@ -214,7 +216,7 @@ func quotedEnd(line []byte, from int) (end int, ok bool) {
 	}
 }
 
-// find returns the label with a name.
+// find returns the label with the specified name.
 func (s *sample) find(name string) (label, bool) {
 	for _, p := range s.pairs {
 		if string(s.text(p.name)) == name {
@@ -224,7 +226,7 @@ func (s *sample) find(name string) (label, bool) {
 	return label{}, false
 }
 
-// validValue reports whether both formats accept the value, after appendValue has normalized it.
+// validValue reports whether a value is valid in both formats after appendValue has converted it.
 func validValue(text []byte) bool {
 	if wholeNumber(text, 15) {
 		return true
@@ -245,7 +247,8 @@ func wholeNumber(text []byte, digits int) bool {
 	return true
 }
 
-// parseFloat parses decimal numbers, infinities and NaN. It rejects Go's hexadecimal numbers and numbers out of range.
+// parseFloat parses decimal numbers, infinities and NaN. It rejects hexadecimal numbers and digit separators, which Go
+// accepts, and numbers out of range.
 func parseFloat(text []byte) (float64, bool) {
 	if len(text) == 0 || len(text) > 64 || bytes.ContainsAny(text, "pPxX_") {
 		return 0, false
@@ -254,7 +257,7 @@ func parseFloat(text []byte) (float64, bool) {
 	return v, err == nil
 }
 
-// validTime checks a timestamp: whole milliseconds in text format, seconds in OpenMetrics.
+// validTime reports whether a timestamp is valid: whole milliseconds in text format, seconds in OpenMetrics.
 func validTime(text []byte, f Format) bool {
 	if f == Text {
 		_, err := strconv.ParseInt(string(text), 10, 64)

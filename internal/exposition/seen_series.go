@@ -2,18 +2,18 @@ package exposition
 
 import "hash/maphash"
 
-// maxSeries is the number of a source's series that are remembered, in 1 MB. Later series are not checked for
-// repetition.
+// maxSeries is the maximum number of series that are remembered per source, in 1 MB. Repetitions of further series are
+// not detected.
 const maxSeries = 1 << 16
 
-// seenSeries stores hashes of the series of a source. A nil *seenSeries stores nothing.
+// seenSeries stores hashes of the series of a source, to detect repeated series. A nil *seenSeries detects none.
 type seenSeries struct {
 	seed maphash.Seed
-	// slots is a hash table with linear probing; 0 is a free slot. It is queried for each sample and uses less memory
+	// slots is a hash table with linear probing; 0 is a free slot. It is used for each sample, and needs less memory
 	// than a map.
 	slots    []uint64
 	series   int
-	repeated int // dropped samples
+	repeated int // number of dropped samples
 }
 
 func newSeenSeries(wanted bool) *seenSeries {
@@ -23,8 +23,8 @@ func newSeenSeries(wanted bool) *seenSeries {
 	return &seenSeries{seed: maphash.MakeSeed(), slots: make([]uint64, 1<<8)}
 }
 
-// repeats reports whether the series with that timestamp, as written, occurred before. A series may occur with several
-// timestamps.
+// repeats reports whether the series occurred before with the same timestamp, and records it. A series may occur with
+// several timestamps.
 func (h *seenSeries) repeats(series, time []byte) bool {
 	if h == nil {
 		return false
@@ -47,7 +47,7 @@ func (h *seenSeries) repeats(series, time []byte) bool {
 	return false
 }
 
-// slot returns the index of the hash, or of the free slot for it.
+// slot returns the index of the slot with the hash, or of the free slot where it is inserted.
 func (h *seenSeries) slot(hash uint64) uint64 {
 	mask := uint64(len(h.slots) - 1)
 	at := hash & mask

@@ -5,8 +5,8 @@ import (
 	"io"
 )
 
-// Spool holds a whole source in memory, so that its families can be written with those of the same name in another
-// source.
+// Spool stores a whole source in memory, so that its families can be written together with families of the same name in
+// other sources.
 type Spool struct {
 	label      Label
 	format     Format
@@ -17,29 +17,29 @@ type Spool struct {
 	result     CopyResult
 }
 
-// spooled is a family of a spool with its lines.
+// spooled is a family of a Spool with its sample lines.
 type spooled struct {
 	family
 	lines   [][]byte
 	written bool
 }
 
-// NewSpool parses the text of a source and adds a label to its samples. On an error of the source, the spool has its
-// valid part. The text must not change afterwards.
+// NewSpool parses the text of a source. The label l is added to its samples when they are written. If it returns an
+// error, the Spool contains the valid part. The text must not change afterwards.
 func NewSpool(text []byte, l Label, s Source) (*Spool, error) {
 	sp := &Spool{label: l, format: s.Format, byName: make(map[string]*spooled), seenSeries: newSeenSeries(s.Once)}
-	r := &reader{in: wholeText(text), format: s.Format, visit: sp, most: s.Limits, cut: s.Cut, reserved: s.Reserved}
+	r := &reader{in: wholeText(text), format: s.Format, visit: sp, limits: s.Limits, cut: s.Cut, reserved: s.Reserved}
 	err := r.read()
 	sp.result = CopyResult{Bytes: int64(len(text)), Invalid: r.invalid + r.in.tooLong, Reserved: r.refused}
 	return sp, err
 }
 
-// wholeText returns the lines of a text without copying them.
+// wholeText returns a lines that reads text without copying it.
 func wholeText(text []byte) *lines {
 	return &lines{buf: text[:len(text):len(text)], end: len(text), bytes: int64(len(text)), err: io.EOF}
 }
 
-// Result returns the result of the spool. Call it after the merger is closed.
+// Result returns the counts of the spool. Call it after Merger.Flush.
 func (s *Spool) Result() CopyResult {
 	s.result.Repeated = s.seenSeries.count()
 	return s.result
@@ -47,7 +47,7 @@ func (s *Spool) Result() CopyResult {
 
 func (s *Spool) open(f *family) {
 	if s.current = s.byName[f.name]; s.current != nil && (s.current.kind == f.kind || !f.typed) && s.current.plain == f.plain {
-		return // continues an earlier family
+		return // the family continues an earlier one of the same name
 	}
 	s.current = &spooled{family: *f}
 	s.families = append(s.families, s.current)
@@ -68,17 +68,18 @@ func (s *Spool) sample(line *sample, _ string) bool {
 	return true
 }
 
-// isAdjacent reports whether b follows directly after a and the newline that ends a.
+// isAdjacent reports whether b follows a in the same text, separated only by the newline.
 func isAdjacent(a, b []byte) bool {
 	return cap(a) > len(a)+len(b) && len(b) > 0 && &a[:len(a)+2][len(a)+1] == &b[0]
 }
 
-// verbatim copies nothing: lines are parsed again when they are written.
+// verbatim returns 0, so that all lines are passed to sample.
 func (s *Spool) verbatim([]byte, *family) int { return 0 }
 
 func (s *Spool) end() {}
 
-// join writes the samples that the spools have of the family that was just written, which may have another name there.
+// join writes the samples of the spools for the family f, which was just written. prefix is the prefix with which f was
+// renamed.
 func (m *Merger) join(spools []*Spool, f *family, prefix string) {
 	for _, sp := range spools {
 		if other := sp.byName[f.name]; other != nil && !other.written && other.kind == f.kind && other.plain == f.plain {
@@ -87,7 +88,7 @@ func (m *Merger) join(spools []*Spool, f *family, prefix string) {
 	}
 }
 
-// flush writes the remaining families of a spool, each with the families of the same name in later spools.
+// flush writes the remaining families of a spool, each together with the families of the same name in later spools.
 func (m *Merger) flush(i int) {
 	sp := m.later[i]
 	m.source++

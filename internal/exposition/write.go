@@ -9,11 +9,11 @@ import (
 
 const exported = "exported_"
 
-// Label is added to the samples of a source, to distinguish them from samples of the same name. A sample's own label of
-// that name becomes exported_<name>.
+// Label is added to the samples of a source, to distinguish them from samples of other sources. If a sample already has
+// a label of that name, its label is renamed to exported_<name>.
 type Label struct{ Name, Value string }
 
-// appendSeries appends the name and labels of a sample in the output format.
+// appendSeries appends the name and labels of a sample to b in the output format.
 func (c *copier) appendSeries(b []byte, s *sample, suffix string) []byte {
 	b = append(append(b, c.prefix...), s.text(s.name)...)
 	if c.format == Text && c.current.kind == gaugeHistogram && len(suffix) > 2 && suffix[1] == 'g' {
@@ -29,7 +29,7 @@ func (c *copier) appendPoint(b []byte, s *sample, suffix string) []byte {
 	return append(c.appendRest(b, s, suffix), '\n')
 }
 
-// appendLabels appends the labels. It copies them unchanged where possible.
+// appendLabels appends the labels, unchanged where possible.
 func (c *copier) appendLabels(b []byte, s *sample) []byte {
 	canonical := ""
 	if c.format == OpenMetrics {
@@ -61,7 +61,7 @@ func (c *copier) appendLabels(b []byte, s *sample) []byte {
 	return b
 }
 
-// appendRest appends what follows the value.
+// appendRest appends the timestamp and the exemplar.
 func (c *copier) appendRest(b []byte, s *sample, suffix string) []byte {
 	if t := s.text(s.time); len(t) > 0 {
 		b = append(b, ' ')
@@ -121,7 +121,7 @@ func appendQuoted(b []byte, text string) []byte {
 	return append(b, '"')
 }
 
-// appendComment appends text as one line that every reader parses as a comment.
+// appendComment appends text as one line that all readers treat as a comment.
 func appendComment(b []byte, text string) []byte {
 	b = append(b, "# pilotfish: "...)
 	for _, r := range strings.ToValidUTF8(text, "\uFFFD") {
@@ -140,12 +140,12 @@ func escapedHelp(text string, f Format) string {
 	return text
 }
 
-// validUnit reports whether a unit is a valid name and the end of the family's name.
+// validUnit reports whether a unit is valid: it has the form of a name, and the family's name ends with it.
 func validUnit(name, unit string) bool {
 	return labelNameEnd([]byte(unit), 0) == len(unit) && strings.HasSuffix(name, "_"+unit)
 }
 
-// maxExemplar is the limit of OpenMetrics for the characters in an exemplar's labels.
+// maxExemplar is OpenMetrics' maximum number of characters in an exemplar's labels.
 const maxExemplar = 128
 
 // appendExemplar appends an exemplar, which has the form of a sample without a name. Invalid exemplars are dropped.

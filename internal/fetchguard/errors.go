@@ -11,7 +11,8 @@ import (
 	"os"
 )
 
-// fetchError has a text without server data, and unwraps to the original error, which may quote the server.
+// fetchError is an error whose text contains no data from the server. It unwraps to the original error, which may quote
+// the server.
 type fetchError struct {
 	text string
 	err  error
@@ -20,14 +21,15 @@ type fetchError struct {
 func (e *fetchError) Error() string { return e.text }
 func (e *fetchError) Unwrap() error { return e.err }
 
-// HideAnswer returns an error of an HTTP client without text that the server sent: net/http quotes malformed responses and
-// redirect targets, crypto/x509 the names in certificates. An unknown error gets the text fallback.
+// HideAnswer returns an error of an HTTP client without text that the server sent. Such text is in errors of net/http
+// about malformed responses and redirects, and of crypto/x509 about the names in certificates. The text of an unknown
+// error is replaced by fallback.
 func HideAnswer(err error, fallback string) error {
 	return &fetchError{text: describe(err, fallback), err: err}
 }
 
 func describe(err error, fallback string) string {
-	// The guard's error first: it is wrapped in a net.OpError.
+	// The guard's error is checked first, because a net.OpError wraps it.
 	if blocked := findBlocked(err); blocked != nil {
 		return blocked.Error()
 	}
@@ -45,7 +47,7 @@ func describe(err error, fallback string) string {
 	}
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), os.IsTimeout(err):
-		return "it did not answer in time"
+		return "it did not respond in time"
 	case errors.Is(err, context.Canceled):
 		return "the fetch was canceled"
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
@@ -54,7 +56,7 @@ func describe(err error, fallback string) string {
 	return fallback
 }
 
-// findBlocked returns the outermost error that a Guard made, or nil.
+// findBlocked returns the outermost error of a Guard in the chain of err, or nil.
 func findBlocked(err error) error {
 	for errors.Is(err, ErrBlocked) {
 		inner := errors.Unwrap(err)

@@ -1,5 +1,6 @@
-// Package fetchguard protects fetches of URLs that configuration documents name: Wasm modules and keys of token issuers.
-// It refuses connections to addresses that serve credentials of the machine, and removes the server's text from errors.
+// Package fetchguard protects fetches of URLs that configuration documents name, such as Wasm modules and keys of token
+// issuers. It rejects connections to addresses that may serve credentials of the machine, and removes the server's text
+// from errors.
 package fetchguard
 
 import (
@@ -13,10 +14,11 @@ import (
 	"syscall"
 )
 
-// ErrBlocked is wrapped by the errors of connections that a Guard refuses.
+// ErrBlocked is wrapped by the errors of connections that a Guard rejects.
 var ErrBlocked = errors.New("fetches from this address are blocked")
 
-// metadata are the addresses of cloud metadata services that are not link-local.
+// metadata contains the addresses of cloud metadata services that are not link-local. Link-local addresses are always
+// blocked.
 var metadata = []netip.Prefix{
 	netip.MustParsePrefix("100.100.100.200/32"), // Alibaba
 	netip.MustParsePrefix("168.63.129.16/32"),   // Azure
@@ -25,7 +27,7 @@ var metadata = []netip.Prefix{
 	netip.MustParsePrefix("fd20:ce::254/128"),   // Google
 }
 
-// embedding are the IPv6 prefixes whose addresses contain an IPv4 address, with the offset of its first byte.
+// embedding contains the IPv6 prefixes whose addresses contain an IPv4 address. offset is the index of its first byte.
 var embedding = []struct {
 	prefix netip.Prefix
 	offset int
@@ -36,16 +38,16 @@ var embedding = []struct {
 	{netip.MustParsePrefix("2002::/16"), 2},        // 6to4
 }
 
-// Guard decides which addresses may be fetched from. The zero value refuses link-local, unspecified, multicast and
-// metadata addresses. It is safe for concurrent use.
+// Guard decides from which addresses the program may fetch. The zero value blocks link-local, unspecified, multicast
+// and metadata addresses. It is safe for concurrent use.
 type Guard struct {
-	// Blocked are further networks that the guard refuses.
+	// Blocked contains further networks to block.
 	Blocked []netip.Prefix
-	// NoLoopback refuses loopback addresses too.
+	// NoLoopback blocks loopback addresses, too.
 	NoLoopback bool
 }
 
-// Check returns an error that wraps ErrBlocked if the address may not be fetched from.
+// Check returns an error that wraps ErrBlocked if the address is blocked.
 func (g Guard) Check(address netip.Addr) error {
 	ip := address.Unmap().WithZone("")
 	if ip != netip.IPv6Loopback() {
@@ -68,7 +70,8 @@ func (g Guard) Check(address netip.Addr) error {
 	return nil
 }
 
-// Control is a net.Dialer's ControlContext. It sees the address that a name resolved to, for each connection and redirect.
+// Control is a function for net.Dialer.ControlContext. net.Dialer calls it with the resolved address before each
+// connection, including those of redirects.
 func (g Guard) Control(_ context.Context, _, address string, _ syscall.RawConn) error {
 	to, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -77,8 +80,8 @@ func (g Guard) Control(_ context.Context, _, address string, _ syscall.RawConn) 
 	return g.Check(to.Addr())
 }
 
-// CheckHost checks a host that a proxy connects to, where Control sees only the proxy's address. A name that does not
-// resolve here passes: the proxy resolves it, and is responsible for it.
+// CheckHost checks a host that is reached through an HTTP proxy. Control checks only the proxy's address. A name that
+// this machine cannot resolve is accepted, because the proxy resolves it.
 func (g Guard) CheckHost(ctx context.Context, host string) error {
 	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	if err != nil {
@@ -92,7 +95,7 @@ func (g Guard) CheckHost(ctx context.Context, host string) error {
 	return nil
 }
 
-// ParseNetworks parses networks and single addresses between commas, such as "10.0.0.0/8,192.0.2.1".
+// ParseNetworks parses a comma-separated list of networks and single addresses, such as "10.0.0.0/8,192.0.2.1".
 func ParseNetworks(list string) ([]netip.Prefix, error) {
 	var networks []netip.Prefix
 	for text := range strings.SplitSeq(list, ",") {
@@ -104,7 +107,7 @@ func ParseNetworks(list string) ([]netip.Prefix, error) {
 			network, err = netip.PrefixFrom(ip, ip.BitLen()), nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%.100q is not a network: use networks between commas, such as 10.0.0.0/8,fd00::/8", text)
+			return nil, fmt.Errorf("%.100q is not a network: write a comma-separated list of networks, such as 10.0.0.0/8,fd00::/8", text)
 		}
 		networks = append(networks, network.Masked())
 	}

@@ -1,12 +1,13 @@
-// Package filewatch wraps the watcher of fsnotify so that its methods do not block while the kernel reports errors.
+// Package filewatch wraps fsnotify's watcher, so that its methods do not block when an error is reported and not yet
+// read.
 package filewatch
 
 import "github.com/fsnotify/fsnotify"
 
-// Watcher reports changes of files. Read Failures in place of Errors.
+// Watcher reports changes of files. Read errors from Failures, not from Errors.
 type Watcher struct {
 	*fsnotify.Watcher
-	// Failures receives the first unread error; later errors are dropped until it is read. It is never closed.
+	// Failures stores one error. Further errors are dropped until it is read. The channel is never closed.
 	Failures <-chan error
 }
 
@@ -19,8 +20,8 @@ func New() (*Watcher, error) {
 	return &Watcher{Watcher: w, Failures: drain(w.Errors)}, nil
 }
 
-// drain reads errors at once and stores one. A watcher whose error is not read holds the lock that its other methods
-// need, and the goroutine that calls one of them cannot read the error.
+// drain reads all errors immediately and stores one. fsnotify holds a lock until its error is read. Without drain, a
+// goroutine that calls another method of the watcher would wait for that lock and could not read the error.
 func drain(errors <-chan error) <-chan error {
 	kept := make(chan error, 1)
 	go func() {

@@ -14,14 +14,14 @@ import (
 const (
 	// defaultTimeout is the timeout of a call.
 	defaultTimeout = time.Second
-	// maxCalls limits the concurrent calls: each hung call occupies a thread.
+	// maxCalls limits the concurrent calls, because each hung call occupies an operating system thread.
 	maxCalls = 64
 )
 
 // TimeoutFS calls file systems with a timeout. A call to a hung file system, for example NFS, cannot be cancelled.
 // Until it returns, further calls for the same directory fail immediately. TimeoutFS is safe for concurrent use.
 type TimeoutFS struct {
-	Timeout time.Duration // zero is one second
+	Timeout time.Duration // default 1 s
 	// OnHang is called when a call times out, and OnResume when a hung call returns. Both may be nil.
 	OnResume, OnHang func()
 
@@ -30,10 +30,10 @@ type TimeoutFS struct {
 	slots       chan struct{}
 }
 
-// directory serializes the calls for one directory.
+// directory is the state of the calls for one directory, which run one at a time.
 type directory struct {
-	turn  chan struct{}
-	users int           // callers that run or wait
+	turn  chan struct{} // has one element while a call runs
+	users int           // running and waiting calls
 	hung  chan struct{} // closed when the running call times out
 }
 
@@ -41,33 +41,33 @@ type directory struct {
 type HungError string
 
 func (e HungError) Error() string {
-	return fmt.Sprintf("%s: the file system does not answer", string(e))
+	return fmt.Sprintf("%s: the file system does not respond", string(e))
 }
 
-// DoFile calls do, which may use the file at path.
+// DoFile is Do for the directory of the file at path.
 func (d *TimeoutFS) DoFile(path string, do func()) error { return d.Do(filepath.Dir(path), do) }
 
-// Do calls do, which may use the files of a directory, and waits for its end or the timeout. After an error, do may
-// still be running, or may never have started: the caller must not then read variables that do writes.
+// Do calls do, which may use the files of dir, and waits until do returns or the timeout elapses. After an error, do
+// may still be running, or may never have started. The caller must not read variables that do writes then.
 func (d *TimeoutFS) Do(dir string, do func()) error {
-	asked := d.enter(dir)
-	if asked == nil {
+	entry := d.enter(dir)
+	if entry == nil {
 		return HungError(dir)
 	}
-	if !d.begin(asked) {
-		d.leave(dir, asked)
+	if !d.begin(entry) {
+		d.leave(dir, entry)
 		return HungError(dir)
 	}
 	timer := time.NewTimer(d.limit())
 	defer timer.Stop()
-	ended := make(chan struct{})
-	go d.answer(dir, asked, do, ended)
+	returned := make(chan struct{})
+	go d.runCall(dir, entry, do, returned)
 	select {
-	case <-ended:
+	case <-returned:
 		return nil
 	case <-timer.C:
 	}
-	if !d.abandon(asked, ended) {
+	if !d.abandon(entry, returned) {
 		return nil
 	}
 	if d.OnHang != nil {
@@ -76,28 +76,28 @@ func (d *TimeoutFS) Do(dir string, do func()) error {
 	return HungError(dir)
 }
 
-// enter returns the directory, or nil while a call for it hangs.
+// enter registers a call for the directory. It returns nil while a call for the directory hangs.
 func (d *TimeoutFS) enter(dir string) *directory {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.directories == nil {
 		d.directories, d.slots = make(map[string]*directory), make(chan struct{}, maxCalls)
 	}
-	asked := d.directories[dir]
-	if asked == nil {
-		asked = &directory{turn: make(chan struct{}, 1), hung: make(chan struct{})}
-		d.directories[dir] = asked
+	entry := d.directories[dir]
+	if entry == nil {
+		entry = &directory{turn: make(chan struct{}, 1), hung: make(chan struct{})}
+		d.directories[dir] = entry
 	}
-	if asked.isMute() {
+	if entry.isHung() {
 		return nil
 	}
-	asked.users++
-	return asked
+	entry.users++
+	return entry
 }
 
 func (d *TimeoutFS) limit() time.Duration { return cmp.Or(d.Timeout, defaultTimeout) }
 
-func (d *directory) isMute() bool {
+func (d *directory) isHung() bool {
 	select {
 	case <-d.hung:
 		return true
@@ -106,11 +106,12 @@ func (d *directory) isMute() bool {
 	}
 }
 
-// begin waits for the directory's turn, as long as earlier calls return, and then for a free slot.
-func (d *TimeoutFS) begin(asked *directory) bool {
+// begin waits until earlier calls for the directory have returned, and then for one of maxCalls slots. It returns false
+// if an earlier call hangs, or if no slot is free before the timeout.
+func (d *TimeoutFS) begin(entry *directory) bool {
 	select {
-	case asked.turn <- struct{}{}:
-	case <-asked.hung:
+	case entry.turn <- struct{}{}:
+	case <-entry.hung:
 		return false
 	}
 	select {
@@ -124,45 +125,46 @@ func (d *TimeoutFS) begin(asked *directory) bool {
 	case d.slots <- struct{}{}:
 		return true
 	case <-timer.C:
-		<-asked.turn
+		<-entry.turn
 		return false
 	}
 }
 
-func (d *TimeoutFS) leave(dir string, asked *directory) {
+func (d *TimeoutFS) leave(dir string, entry *directory) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if asked.users--; asked.users == 0 && d.directories[dir] == asked {
+	if entry.users--; entry.users == 0 && d.directories[dir] == entry {
 		delete(d.directories, dir)
 	}
 }
 
-func (d *TimeoutFS) answer(dir string, asked *directory, do func(), ended chan struct{}) {
+// runCall calls do. If the call had timed out, it calls OnResume afterwards.
+func (d *TimeoutFS) runCall(dir string, entry *directory, do func(), returned chan struct{}) {
 	do()
 	d.mu.Lock()
-	close(ended)
-	late := asked.isMute()
+	close(returned)
+	late := entry.isHung()
 	if late {
 		delete(d.directories, dir)
 	}
 	d.mu.Unlock()
 	<-d.slots
-	<-asked.turn
-	d.leave(dir, asked)
+	<-entry.turn
+	d.leave(dir, entry)
 	if late && d.OnResume != nil {
 		d.OnResume()
 	}
 }
 
-// abandon stops waiting for a call, unless it has just returned.
-func (d *TimeoutFS) abandon(asked *directory, ended <-chan struct{}) bool {
+// abandon marks the directory as hung. It returns false if the call has just returned.
+func (d *TimeoutFS) abandon(entry *directory, returned <-chan struct{}) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	select {
-	case <-ended:
+	case <-returned:
 		return false
 	default:
-		close(asked.hung)
+		close(entry.hung)
 		return true
 	}
 }
@@ -177,19 +179,19 @@ func (d *TimeoutFS) Stat(path string) (fs.FileInfo, error) {
 	return call(d, path, func() (fs.FileInfo, error) { return os.Stat(path) })
 }
 
-// call returns the result of f. A result that arrives after the timeout is dropped.
-func call[T any](d *TimeoutFS, path string, question func() (T, error)) (answer T, err error) {
+// call returns the result of fetch. A result that arrives after the timeout is dropped.
+func call[T any](d *TimeoutFS, path string, fetch func() (T, error)) (result T, err error) {
 	type found struct {
-		answer T
+		result T
 		err    error
 	}
-	came := make(chan found, 1)
+	results := make(chan found, 1)
 	if err := d.DoFile(path, func() {
-		answer, err := question()
-		came <- found{answer, err}
+		result, err := fetch()
+		results <- found{result, err}
 	}); err != nil {
-		return answer, err
+		return result, err
 	}
-	f := <-came
-	return f.answer, f.err
+	f := <-results
+	return f.result, f.err
 }

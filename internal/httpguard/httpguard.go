@@ -1,5 +1,5 @@
-// Package httpguard refuses requests to local HTTP endpoints that another site's web page may have caused: by DNS
-// rebinding, which the Host header reveals, or by a cross-origin request.
+// Package httpguard rejects requests to local HTTP endpoints that a web page of another site may have caused. The page
+// may use DNS rebinding, which the Host header reveals, or a cross-origin request.
 package httpguard
 
 import (
@@ -12,13 +12,13 @@ import (
 	"strings"
 )
 
-// maxShown is the number of bytes of a client's header that a response quotes.
+// maxShown limits how many bytes of a client's header a response quotes.
 const maxShown = 100
 
-// sameOrigin refuses cross-origin requests with a method that can change state.
+// sameOrigin rejects cross-origin requests with a method that can change state.
 var sameOrigin = http.NewCrossOriginProtection()
 
-// Handler returns a handler that answers 403 to requests that Check refuses and passes all others to next.
+// Handler returns a handler that responds 403 to requests that Check rejects, and passes all others to next.
 func Handler(next http.Handler, names ...string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := Check(r, names...); err != nil {
@@ -29,11 +29,11 @@ func Handler(next http.Handler, names ...string) http.Handler {
 	})
 }
 
-// Check returns an error for a request that another site's web page may have caused. The Host header must be an IP
-// address, localhost or one of names, without regard to case and port: an attacker's domain cannot have such a name. An
-// Origin header must name the same host and port, and Sec-Fetch-Site must not be cross-site. Requests that can change
-// state must not originate from another port of the same site either. Clients that are not browsers send neither
-// header. A request over a unix socket is always accepted, because browsers cannot send one.
+// Check returns an error for a request that a web page of another site may have caused. The Host header must be an IP
+// address, localhost or one of names (ignoring case and port), because an attacker's domain is none of these. An Origin
+// header must contain the same host and port, and Sec-Fetch-Site must not be cross-site. Requests that can change state
+// must also not originate from another port of the same site. Clients that are not browsers do not send these two
+// headers. A request over a unix socket is always accepted, because browsers cannot send one.
 func Check(r *http.Request, names ...string) error {
 	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && local.Network() == "unix" {
 		return nil
@@ -42,15 +42,16 @@ func Check(r *http.Request, names ...string) error {
 		return fmt.Errorf("the host %s is not a name of this server; use its IP address or localhost", quote(r.Host))
 	}
 	if origin := r.Header.Get("Origin"); origin != "" && !isOriginOf(origin, r.Host) {
-		return fmt.Errorf("requests from web pages of another origin (%s) are refused", quote(origin))
+		return fmt.Errorf("requests from web pages of another origin (%s) are rejected", quote(origin))
 	}
 	if r.Header.Get("Sec-Fetch-Site") == "cross-site" || sameOrigin.Check(r) != nil {
-		return fmt.Errorf("requests from web pages of another origin are refused")
+		return fmt.Errorf("requests from web pages of another origin are rejected")
 	}
 	return nil
 }
 
-// isOwnHost reports whether a Host header is an IP address, localhost or one of names. An HTTP/1.0 client may send none.
+// isOwnHost reports whether a Host header is an IP address, localhost or one of names. An empty header is accepted,
+// because HTTP/1.0 clients may omit it.
 func isOwnHost(host string, names []string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
@@ -68,7 +69,7 @@ func isOriginOf(origin, host string) bool {
 	return err == nil && u.Host != "" && strings.EqualFold(u.Host, host)
 }
 
-// quote returns the beginning of a client's header, without terminal control characters.
+// quote returns the beginning of a client's header in quotes, with control characters escaped.
 func quote(header string) string {
 	if len(header) > maxShown {
 		header = header[:maxShown]

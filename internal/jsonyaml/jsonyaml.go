@@ -1,4 +1,4 @@
-// Package jsonyaml writes JSON documents as YAML, so that reports have the same names and order in both formats.
+// Package jsonyaml writes JSON documents as YAML, so that a report has the same field names and order in both formats.
 package jsonyaml
 
 import (
@@ -22,7 +22,7 @@ func Write(w io.Writer, text []byte) error {
 	return e.Close()
 }
 
-// blockStyle undoes the style of the JSON that the nodes were read from.
+// blockStyle changes nodes from the flow style of JSON to YAML's block style.
 func blockStyle(n *yaml.Node) {
 	n.Style = 0
 	for _, child := range n.Content {

@@ -1,4 +1,4 @@
-// Package loglimit limits log lines that clients without credentials can cause.
+// Package loglimit limits the rate of log lines that unauthenticated clients can cause.
 package loglimit
 
 import (
@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// Limiter limits one kind of log line. The zero value is ready, and its method is safe for concurrent use.
+// Limiter limits the rate of one kind of log line. The zero value is ready to use. It is safe for concurrent use.
 type Limiter struct {
 	mu       sync.Mutex
 	next     time.Time
 	unlogged int
 }
 
-// Allow reports whether a line may be logged now, which is so at most once per interval. unlogged is the number of lines
-// that were not allowed since the last one.
+// Allow reports whether a line may be logged now. It returns true at most once per interval. unlogged is the number of
+// lines that were suppressed since the last allowed line.
 func (l *Limiter) Allow(now time.Time, interval time.Duration) (unlogged int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

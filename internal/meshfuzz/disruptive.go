@@ -6,13 +6,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// allEdits are all edits, including those that change the responses of permanent services.
+// allEdits contains all kinds of edits, including those that change the responses of permanent services.
 var allEdits = append([]func(*Mesh) (Edit, bool){
 	(*Mesh).editPeerAuthentication, (*Mesh).editSidecar, (*Mesh).allow, (*Mesh).bindToGateway, (*Mesh).routeTCP,
 	(*Mesh).shareHost, (*Mesh).editAlias, (*Mesh).editSnippet,
 }, nonDisruptiveEdits...)
 
-// disturb adds faults, redirects and the like to a VirtualService.
+// disturb may add a fault, a redirect, a restricted exportTo or another host to a VirtualService.
 func (m *Mesh) disturb(spec object) {
 	route := spec["http"].([]any)[0].(object)
 	switch m.rand.IntN(8) {
@@ -93,7 +93,7 @@ func (m *Mesh) routeTCP() (Edit, bool) {
 	})
 }
 
-// shareHost makes several namespaces, or a Service and a ServiceEntry, claim one host.
+// shareHost edits a ServiceEntry whose host other namespaces or a Service claim, too.
 func (m *Mesh) shareHost() (Edit, bool) {
 	namespace, name := fmt.Sprintf("ns%d", m.rand.IntN(2)), "shared"
 	if m.oneIn(3) {

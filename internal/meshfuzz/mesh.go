@@ -14,27 +14,28 @@ import (
 
 // Options configure a generated mesh.
 type Options struct {
-	// Services is the initial number of services; zero means 8. The first Kept services are permanent: they are never
-	// removed and always have endpoints.
+	// Services is the initial number of services; default 8. The first Permanent services are never removed and always
+	// have endpoints.
 	Services, Permanent int
-	// Namespaces is the number of namespaces of the services; zero means 3.
+	// Namespaces is the number of namespaces that contain services; default 3.
 	Namespaces int
-	// Address returns the address of an instance of a service; nil means addresses in 10.0.0.0/8. Permanent services
-	// have at most the instances 0 to 3, and always 0 and 1.
+	// Address returns the address of an instance of a service; nil: addresses in 10.0.0.0/8. Permanent services have
+	// the instances 0 and 1, and may have 2 and 3.
 	Address func(service, instance int) string
-	// Port is the port of the instances; zero means 8080.
+	// Port is the port of the instances; default 8080.
 	Port uint32
-	// Workloads means that workloads of the mesh serve the permanent services. They have sidecars, a label app with the
-	// service's name, and the version v0 or v1; they serve HTTP at Port and TCP at another port. Edits then include
-	// mutual TLS.
+	// Workloads specifies that workloads of the mesh serve the permanent services. The workloads have sidecars, the
+	// label app with the service's name, and the version v0 or v1. They serve HTTP at Port and TCP at TCPPort. Edits
+	// then also change mutual TLS.
 	Workloads bool
-	// TCPPort is the port for TCP; zero means 9000.
+	// TCPPort is the port for TCP; default 9000.
 	TCPPort uint32
-	// ClusterIP returns the address of a permanent service; nil means none.
+	// ClusterIP returns the address of a permanent service; nil: services have no address.
 	ClusterIP func(service int) string
 	// Disruptive allows edits that change the responses of permanent services: faults, redirects, denying policies,
-	// restrictive Sidecars, services that share hosts. Without Wild, an instance of a permanent service answers every
-	// request to a permanent service whose path does not begin with /refused, if edits are applied one by one.
+	// restrictive Sidecars, and services that share hosts. Without Disruptive, an instance of a permanent service
+	// responds to each request to a permanent service, unless the path begins with /refused. This requires that edits
+	// are applied one by one.
 	Disruptive bool
 }
 
@@ -45,24 +46,24 @@ type Edit struct {
 	Document []byte
 }
 
-// File returns the name of a file for the document.
+// File returns a file name for the document.
 func (e Edit) File() string {
 	return strings.ToLower(string(e.Key.Kind)) + "." + e.Key.Namespace + "." + e.Key.Name + ".json"
 }
 
-// Mesh is a generated mesh with the edits so far. The same seed generates the same edits.
+// Mesh is a generated mesh, including the edits so far. The same seed generates the same edits.
 type Mesh struct {
 	o         Options
 	rand      *rand.Rand
 	services  []*service
-	next      int // number of the next new service
+	next      int // number of the next service to add
 	documents map[config.Key][]byte
 }
 
 // service is a service and the content of its documents.
 type service struct {
 	number    int
-	entry     bool // a ServiceEntry, not a Service
+	entry     bool // it is a ServiceEntry instead of a Service
 	instances []int
 	subsets   bool     // its DestinationRule has the subsets v0 and v1
 	rule      bool     // it has a VirtualService
@@ -118,7 +119,7 @@ func (m *Mesh) Documents() []Edit {
 	return edits
 }
 
-// Edit changes one document.
+// Edit applies a random edit of one document and returns it.
 func (m *Mesh) Edit() Edit {
 	kinds := nonDisruptiveEdits
 	if m.o.Workloads {
@@ -152,13 +153,13 @@ func (m *Mesh) isPermanent(s *service) bool { return s.number < m.o.Permanent }
 // hasWorkloads reports whether workloads of the mesh serve the service.
 func (m *Mesh) hasWorkloads(s *service) bool { return m.o.Workloads && m.isPermanent(s) }
 
-// put creates an edit of a document. It does not validate the document: the reader's validation reports mistakes of
-// this package.
+// put stores a document and returns the edit. ok is false if the document does not change. put does not validate the
+// document: the control plane's validation reports mistakes of this package.
 func (m *Mesh) put(kind config.Kind, apiVersion, namespace, name string, spec object) (Edit, bool) {
 	return m.putFields(kind, apiVersion, namespace, name, object{"spec": spec})
 }
 
-// putFields creates an edit of a document that has other fields than spec.
+// putFields is put for a document that has other fields than spec.
 func (m *Mesh) putFields(kind config.Kind, apiVersion, namespace, name string, fields object) (Edit, bool) {
 	o := object{"apiVersion": apiVersion, "kind": string(kind), "metadata": object{"name": name, "namespace": namespace}}
 	maps.Copy(o, fields)

@@ -6,7 +6,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// nonDisruptiveEdits are the edits that change no response of a permanent service; frequent ones are repeated.
+// nonDisruptiveEdits are the edits that do not change the responses of permanent services. Edits that are listed twice
+// are twice as frequent.
 var nonDisruptiveEdits = []func(*Mesh) (Edit, bool){
 	(*Mesh).addOrRemoveService, (*Mesh).editInstances, (*Mesh).editInstances, (*Mesh).editDestinationRule,
 	(*Mesh).editVirtualService, (*Mesh).editVirtualService, (*Mesh).editAuthorization, (*Mesh).editExternal,
@@ -89,7 +90,7 @@ func (m *Mesh) editAuthorization() (Edit, bool) {
 	}
 	paths := []any{"/refused*", fmt.Sprintf("/refused/%d", m.rand.IntN(10))}
 	operation := object{"paths": paths}
-	if m.o.Workloads { // the policy may apply to TCP ports, which have no paths
+	if m.o.Workloads { // without ports, the policy would also deny connections to TCP ports, which have no paths
 		operation["ports"] = []any{fmt.Sprint(m.o.Port)}
 	}
 	spec := object{"action": "DENY", "rules": []any{object{"to": []any{object{"operation": operation}}}}}
@@ -99,7 +100,8 @@ func (m *Mesh) editAuthorization() (Edit, bool) {
 	return m.put(config.AuthorizationPolicy, security, namespace, name, spec)
 }
 
-// editPeersOfWorkloads sets whether callers need a certificate, which all of them have.
+// editPeersOfWorkloads edits a PeerAuthentication in mode STRICT or PERMISSIVE. All clients have certificates, so it
+// does not change responses.
 func (m *Mesh) editPeersOfWorkloads() (Edit, bool) {
 	namespace, name := m.namespace(m.rand.IntN(m.o.Namespaces)), fmt.Sprintf("a%d", m.rand.IntN(2))
 	if m.oneIn(3) {
@@ -116,7 +118,7 @@ func (m *Mesh) editPeersOfWorkloads() (Edit, bool) {
 	return m.put(config.PeerAuthentication, security, namespace, name, spec)
 }
 
-// editExternal edits external hosts, to which the tests send no request.
+// editExternal edits a ServiceEntry of an external host. The tests do not send requests to external hosts.
 func (m *Mesh) editExternal() (Edit, bool) {
 	namespace, name := m.namespace(m.rand.IntN(m.o.Namespaces)), fmt.Sprintf("out%d", m.rand.IntN(3))
 	if m.oneIn(3) {

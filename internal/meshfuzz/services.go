@@ -56,7 +56,8 @@ func (m *Mesh) instance(s *service, instance int) object {
 	}
 }
 
-// tlsMode returns the TLS mode label of instances. Without Wild, no instance has a sidecar.
+// tlsMode returns the value of the label security.istio.io/tlsMode of an instance. Without Disruptive, no instance has
+// a sidecar.
 func (m *Mesh) tlsMode() string {
 	if m.o.Disruptive && m.oneIn(2) {
 		return "istio"
@@ -79,7 +80,7 @@ func (m *Mesh) putEntry(s *service) (Edit, bool) {
 	return m.put(config.ServiceEntry, networking, m.namespace(s.number), s.name(), spec)
 }
 
-// addOrRemoveService adds or removes a service; their number stays near the initial one.
+// addOrRemoveService adds or removes a service. The number of services stays near Options.Services.
 func (m *Mesh) addOrRemoveService() (Edit, bool) {
 	if n := len(m.services); n < m.o.Services || n == m.o.Services && m.oneIn(2) {
 		return m.addService()
@@ -97,7 +98,8 @@ func (m *Mesh) addOrRemoveService() (Edit, bool) {
 	return m.remove(kind, m.namespace(s.number), s.name())
 }
 
-// editInstances adds, removes or changes one instance. The first two are permanent, because the subsets have no others.
+// editInstances adds, removes or changes one instance. It never removes the first two instances, because each subset
+// contains one of them.
 func (m *Mesh) editInstances() (Edit, bool) {
 	s := pick(m, m.services)
 	if m.hasWorkloads(s) {
@@ -119,7 +121,7 @@ func (m *Mesh) editInstances() (Edit, bool) {
 	return m.putWorkload(s, instance)
 }
 
-// editDestinationRule edits a DestinationRule. It leaves the subsets in place while a route refers to them.
+// editDestinationRule edits a DestinationRule. It does not remove subsets to which a route refers.
 func (m *Mesh) editDestinationRule() (Edit, bool) {
 	s := pick(m, m.services)
 	namespace := m.namespace(s.number)

@@ -18,7 +18,7 @@ const (
 	keySet = `{"keys":[{"kty":"EC","crv":"P-256","x":"MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4","y":"4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM","kid":"1"}]}`
 )
 
-// snippets are documents that the other generators do not depend on.
+// snippets are documents that are independent of all other generated documents.
 var snippets = []snippet{
 	{config.RequestAuthentication, security, "ns0", "jwt", []object{
 		{"jwtRules": []any{object{"issuer": "one", "jwks": keySet}}},
@@ -73,7 +73,7 @@ func (m *Mesh) editSnippet() (Edit, bool) {
 	return m.put(s.kind, s.group, s.namespace, s.name, version)
 }
 
-// certificates are of authorities whose private keys were discarded.
+// certificates are certificates of authorities whose private keys were discarded.
 var certificates = []string{`-----BEGIN CERTIFICATE-----
 MIIBeDCCAR2gAwIBAgIUKohSjO3XvH+Svibb+u5ybxUtyMIwCgYIKoZIzj0EAwIw
 EDEOMAwGA1UEAwwFdGVzdDAwIBcNMjYxMTIxMjEyMjU1WhgPMjEyNjEwMjgyMTIy

@@ -1,5 +1,6 @@
-// Package owner changes the owner of files, for an agent that runs as root and its Envoy as an unprivileged user. That
-// user is not trusted: symbolic links that the user may have created in place of a file are not followed.
+// Package owner changes the owner of files, for an agent that runs as root while its Envoy runs as an unprivileged
+// user. That user is not trusted: the package does not follow symbolic links that the user may have created in place of
+// a file.
 package owner
 
 import (
@@ -10,16 +11,16 @@ import (
 	"path/filepath"
 )
 
-// Owner is a user and a group. A nil Owner is this process's user; its methods then change no owner.
+// Owner is a user and a group. The methods of a nil Owner do not change owners, so files belong to this process's user.
 type Owner struct{ UID, GID uint32 }
 
-// Chown changes a file's owner. The file must belong to this process's user or to the owner, and must have one hard
-// link.
+// Chown changes a file's owner. The file must belong to this process's user or to the owner, and must not have further
+// hard links.
 func (o *Owner) Chown(path string) error {
 	if o == nil {
 		return nil
 	}
-	if err := give(path, o); err != nil {
+	if err := chownChecked(path, o); err != nil {
 		return fmt.Errorf("changing the owner of %s to user %d: %w", path, o.UID, err)
 	}
 	return nil
@@ -33,8 +34,8 @@ func (o *Owner) ChownOpen(f *os.File) error {
 	return f.Chown(int(o.UID), int(o.GID))
 }
 
-// MakeReadable makes a file or directory readable for the owner's group, and for no other user. It must be in a directory of
-// this process's user, and stays owned by this process's user.
+// MakeReadable makes a file or directory readable for the owner's group, but not for other users. It must be in a
+// directory of this process's user, which remains its owner.
 func (o *Owner) MakeReadable(path string) error {
 	if o == nil {
 		return nil
@@ -56,8 +57,8 @@ func (o *Owner) MakeReadable(path string) error {
 	return os.Chmod(path, mode)
 }
 
-// MkdirAll creates a directory and its missing parents, which the owner may enter. Without an owner, the directories
-// have the specified mode.
+// MkdirAll creates a directory and its missing parents with mode 0711, so that the owner can enter them. A nil Owner
+// creates them with the specified mode.
 func (o *Owner) MkdirAll(dir string, mode fs.FileMode) error {
 	if o == nil {
 		return os.MkdirAll(dir, mode)

@@ -9,8 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// give opens the path first, so that the checked file is the one whose owner changes.
-func give(path string, o *Owner) error {
+// chownChecked changes the owner of a file after checking it. It opens the path first, so that the checked file cannot
+// be replaced before its owner changes.
+func chownChecked(path string, o *Owner) error {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -32,14 +33,14 @@ func give(path string, o *Owner) error {
 	return unix.Fchownat(fd, "", int(o.UID), int(o.GID), unix.AT_EMPTY_PATH)
 }
 
-// needed are the capabilities for running a program as another user and for ending it. Without CAP_KILL, the program
-// would survive this process, because the kernel checks it for the parent-death signal too.
+// needed are the capabilities for running a program as another user and for killing it. The kernel also requires
+// CAP_KILL for the parent-death signal. Without CAP_KILL, the program would survive this process.
 var needed = []struct {
 	bit  uint
 	name string
 }{{unix.CAP_CHOWN, "CHOWN"}, {unix.CAP_SETGID, "SETGID"}, {unix.CAP_SETUID, "SETUID"}, {unix.CAP_KILL, "KILL"}}
 
-// CheckCapabilities returns an error if this process cannot run a program as the owner.
+// CheckCapabilities returns an error if this process lacks the capabilities for running a program as the owner.
 func (o *Owner) CheckCapabilities() error {
 	if o == nil {
 		return nil
@@ -47,7 +48,7 @@ func (o *Owner) CheckCapabilities() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
 	if err := unix.Capget(&header, &sets[0]); err != nil {
-		return nil // the attempt itself will show it
+		return nil // starting the program reports missing capabilities, too
 	}
 	var missing []string
 	for _, c := range needed {

@@ -4,7 +4,7 @@ package owner
 
 import "os"
 
-func give(path string, o *Owner) error { return os.Lchown(path, int(o.UID), int(o.GID)) }
+func chownChecked(path string, o *Owner) error { return os.Lchown(path, int(o.UID), int(o.GID)) }
 
-// CheckCapabilities returns an error if this process cannot run a program as the owner.
+// CheckCapabilities returns nil: this system has no capabilities.
 func (o *Owner) CheckCapabilities() error { return nil }

@@ -8,12 +8,12 @@ import (
 	"strings"
 )
 
-// begin is the beginning of a block's first line.
+// begin is the prefix of a block's first line.
 const begin = "-----BEGIN"
 
-// Blocks returns the blocks of a text. It returns an error for an incomplete block, as in a file that is still being
-// written or was truncated. encoding/pem skips such a block, and the loss of a trusted root or a revocation list would
-// remain unnoticed.
+// Blocks returns the PEM blocks of a text. It returns an error if a block is incomplete, because the file is truncated
+// or still being written. encoding/pem skips such a block, so the loss of a trusted root or a revocation list would be
+// unnoticed.
 func Blocks(text []byte) ([]*pem.Block, error) {
 	var blocks []*pem.Block
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {

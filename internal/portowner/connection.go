@@ -10,14 +10,14 @@ import (
 	"strconv"
 )
 
-// Connection is the socket at one end of a TCP connection.
+// Connection is a local socket of a TCP connection.
 type Connection struct {
-	UID   uint32 // of the process that opened it
+	UID   uint32 // user of the process that opened the socket
 	inode string
 }
 
-// FindConnection returns the socket of this network namespace whose own address is local and whose peer is remote. It fails
-// once the process has closed the socket.
+// FindConnection returns the socket with the specified local and remote address in this network namespace. It returns
+// an error if the process has closed the socket.
 func FindConnection(local, remote netip.AddrPort) (Connection, error) {
 	local, remote = unmap(local), unmap(remote)
 	for _, file := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
@@ -37,10 +37,12 @@ func FindConnection(local, remote netip.AddrPort) (Connection, error) {
 	return Connection{}, fmt.Errorf("no process has the connection from %s to %s open", local, remote)
 }
 
-// closedInode is the inode of a socket that its process has closed, while the kernel still ends the connection.
+// closedInode is the inode number of a socket that its process has closed while the kernel still terminates the
+// connection.
 const closedInode = "0"
 
-// IsOpenIn reports whether a process has the connection's socket open. It fails for a process whose files are not visible.
+// IsOpenIn reports whether a process has the connection's socket open. It returns an error if this process may not read
+// the other process's file descriptors.
 func (c Connection) IsOpenIn(pid int) (bool, error) {
 	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
 	fds, err := os.ReadDir(dir)

@@ -6,8 +6,7 @@ import (
 	"os"
 )
 
-// Listening returns the addresses at which any process accepts TCP connections, in the network namespace of the calling
-// thread.
+// Listening returns the addresses of all listening TCP sockets in the network namespace of the calling thread.
 func Listening() ([]netip.AddrPort, error) {
 	var all []netip.AddrPort
 	for _, file := range []string{"/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"} {

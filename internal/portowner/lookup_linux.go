@@ -11,8 +11,8 @@ import (
 
 const maxCommand = 160
 
-// lookUp returns the processes that hold a port. It finds the inodes of the sockets, and then the processes that have
-// them open.
+// lookUp returns the processes that use a port. It finds the inodes of the sockets, and then the processes that have
+// these sockets open.
 func lookUp(network string, ip netip.Addr, port uint16) []Holder {
 	protocol := "tcp"
 	if strings.HasPrefix(network, "udp") {
@@ -37,7 +37,8 @@ func lookUp(network string, ip netip.Addr, port uint16) []Holder {
 	return owners(inodes)
 }
 
-// owners returns the processes that have one of the sockets open. Processes of other users cannot be inspected.
+// owners returns the processes that have one of the sockets open. It omits processes of other users, which it cannot
+// inspect.
 func owners(links map[string]bool) []Holder {
 	var found []Holder
 	processes, _ := os.ReadDir("/proc")

@@ -4,5 +4,5 @@ package portowner
 
 import "net/netip"
 
-// lookUp needs Linux's /proc; elsewhere the holder stays unknown.
+// lookUp returns nil, because only Linux has /proc/net.
 func lookUp(string, netip.Addr, uint16) []Holder { return nil }

@@ -1,5 +1,5 @@
-// Package portowner finds the processes that own TCP and UDP sockets of this machine: the process that occupies a port,
-// and the process at the other end of a loopback connection.
+// Package portowner finds the processes that own TCP and UDP sockets of this machine: the process that uses a port, and
+// the client process of a loopback connection.
 package portowner
 
 import (
@@ -13,10 +13,10 @@ import (
 	"syscall"
 )
 
-// Holder is a process that holds a port.
+// Holder is a process that uses a port.
 type Holder struct {
 	PID int
-	// Command is the command line, shortened; empty where it cannot be read.
+	// Command is the command line, shortened; empty if it cannot be read.
 	Command string
 }
 
@@ -31,10 +31,10 @@ func (h Holder) String() string {
 	return fmt.Sprintf("%s (%s)", h.Command, who)
 }
 
-// ConflictError is the error for an address in use. It names the processes that hold it, if known.
+// ConflictError is the error for an address that is in use. It names the processes that use it, if known.
 type ConflictError struct {
 	Network, Address string
-	// Holders is empty where the holder runs as another user or in another container.
+	// Holders is empty if the process runs as another user or in another container.
 	Holders []Holder
 	Err     error
 }
@@ -56,9 +56,9 @@ func (e *ConflictError) holderText() string {
 	return strings.Join(names, " and ") + "; stop it or choose another address"
 }
 
-// Explain replaces the error of a failed net.Listen or net.ListenPacket by one that names the process that holds the
-// port and the remedy. network and addr are the arguments of Listen ("tcp", "127.0.0.1:15020"). For a nil error it
-// returns nil.
+// Explain adds the cause and a remedy to the error of a failed net.Listen or net.ListenPacket. If the port is in use,
+// it names the process that uses it. network and addr are the arguments of Listen ("tcp", "127.0.0.1:15020"). For a nil
+// error it returns nil.
 func Explain(network, addr string, err error) error {
 	switch {
 	case err == nil:
@@ -73,7 +73,7 @@ func Explain(network, addr string, err error) error {
 	return fmt.Errorf("listening on %s %s: %w", network, addr, err)
 }
 
-// holders returns the processes that hold the address, or nothing when the address or /proc cannot be read.
+// holders returns the processes that use the address, or nil if the address or /proc cannot be read.
 func holders(network, addr string) []Holder {
 	host, portText, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -86,8 +86,8 @@ func holders(network, addr string) []Holder {
 	return lookUp(network, address(host), uint16(port))
 }
 
-// address parses a host. For an empty host or a name it returns the unspecified address, so that any holder of the port
-// matches.
+// address parses a host. For an empty host or a name it returns the unspecified address, which conflicts with every
+// address.
 func address(host string) netip.Addr {
 	ip, err := netip.ParseAddr(host)
 	if err != nil {

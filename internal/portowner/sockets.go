@@ -34,7 +34,7 @@ func parseSockets(r io.Reader) []socket {
 	return all
 }
 
-// findSocket returns the first socket in that format for which matches returns true.
+// findSocket returns the first socket in a file of this format for which matches returns true.
 func findSocket(r io.Reader, matches func(socket) bool) (socket, bool) {
 	lines := bufio.NewScanner(r)
 	for lines.Scan() {
@@ -91,7 +91,7 @@ func parseAddrPort(text string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(ip.Unmap(), uint16(port)), nil
 }
 
-// blocks reports whether a socket prevents a bind to an address.
+// blocks reports whether a socket prevents another socket from binding an address.
 func (s socket) blocks(ip netip.Addr, port uint16) bool {
 	if s.local.Port() != port || (s.state != stateListen && s.state != stateClose) {
 		return false

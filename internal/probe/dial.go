@@ -8,15 +8,15 @@ import (
 	"syscall"
 )
 
-// Probes connect from these addresses. The redirection rules exempt them, so that a probe reaches the application and
-// not Envoy.
+// Probes connect from these source addresses. The redirection rules exempt them, so that a probe reaches the
+// application and not Envoy.
 var (
 	sourceV4 = netip.MustParseAddr("127.0.0.6")
 	sourceV6 = netip.MustParseAddr("::6")
 )
 
-// dial connects from the address that marks a probe. The name localhost always means the two loopback addresses,
-// whatever /etc/hosts contains (RFC 6761).
+// dial connects from the source address of probes. It resolves localhost to 127.0.0.1 or else ::1, independent of
+// /etc/hosts (RFC 6761).
 func dial(ctx context.Context, network, address string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -35,8 +35,8 @@ func dial(ctx context.Context, network, address string) (net.Conn, error) {
 	return nil, err
 }
 
-// dialOne connects from the default address when the marking address does not exist on this machine, or when the
-// destination is on another machine.
+// dialOne connects from the source address of probes. If that address does not exist on this machine, or the
+// destination is on another machine, it connects from the default address.
 func dialOne(ctx context.Context, network, address, host string) (net.Conn, error) {
 	target, err := netip.ParseAddr(host)
 	if err != nil {

@@ -6,12 +6,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shareSourcePorts lets the kernel choose the source port when it connects, and not when it binds. A port chosen by
-// bind is unusable for every other destination, and frequent probes would exhaust the ports while closed connections
-// still hold theirs.
+// shareSourcePorts makes the kernel choose the source port when the socket connects, instead of when it binds. Each
+// port chosen by bind is reserved for all destinations, so frequent probes would exhaust the ports.
 func shareSourcePorts(_, _ string, conn syscall.RawConn) error {
 	return conn.Control(func(fd uintptr) {
-		// The error is ignored: without the option, probes work up to some hundreds per second.
+		// The error is ignored: without the option, a few hundred probes per second still work.
 		_ = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
 	})
 }

@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// maxOutput is the number of bytes of a command's output that its error message quotes.
+// maxOutput limits how many bytes of a command's output an error contains.
 const maxOutput = 256
 
-// Exec runs the command of s.Exec. It returns nil when the command exits with 0. The command inherits the agent's
-// environment. At the timeout, Exec kills the command and all processes that the command started.
+// Exec runs the command of s.Exec and returns nil if it exits with 0. The command inherits the agent's environment. At
+// the timeout, Exec kills the command and all processes that it started.
 func (p *Prober) Exec(ctx context.Context, s Spec) error {
 	if len(s.Exec.Command) == 0 {
 		return errors.New("the probe has no command")
@@ -27,7 +27,7 @@ func (p *Prober) Exec(ctx context.Context, s Spec) error {
 	cmd := exec.CommandContext(ctx, s.Exec.Command[0], s.Exec.Command[1:]...)
 	var output head
 	cmd.Stdout, cmd.Stderr = &output, &output
-	cmd.WaitDelay = time.Second // for child processes that keep the output open
+	cmd.WaitDelay = time.Second // child processes may not have closed the output
 	ownGroup(cmd)
 	err := cmd.Run()
 	if err == nil || errors.Is(err, exec.ErrWaitDelay) && cmd.ProcessState.Success() {
@@ -39,7 +39,7 @@ func (p *Prober) Exec(ctx context.Context, s Spec) error {
 	return s.wrapError(ctx, err)
 }
 
-// head stores the first bytes that are written to it.
+// head is a writer that stores the first maxOutput bytes.
 type head struct{ kept []byte }
 
 func (h *head) Write(p []byte) (int, error) {

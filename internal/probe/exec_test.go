@@ -29,7 +29,7 @@ func TestCommandIsWellWhenItEndsWithZero(t *testing.T) {
 		{"signal", "signal: killed", command(soon, "sh", "-c", "kill -9 $$")},
 		{"not found", "not found", command(soon, "pilotfish-no-such-command")},
 		{"nothing", "no command", command(soon)},
-		{"too slow", "no answer within 50ms", command(50*time.Millisecond, "sleep", "60")},
+		{"too slow", "no response within 50ms", command(50*time.Millisecond, "sleep", "60")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := prober(t, Config{}).Check(t.Context(), c.spec)

@@ -7,8 +7,7 @@ import (
 	"syscall"
 )
 
-// ownGroup starts the command in its own process group, so that the kill at the timeout reaches all its child
-// processes.
+// ownGroup makes the command run in its own process group, so that the timeout also kills its child processes.
 func ownGroup(cmd *exec.Cmd) {
 	cmd.SysProcAttr = groupAttributes()
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }

@@ -29,7 +29,7 @@ func FuzzResponses(f *testing.F) {
 			return
 		}
 		defer func() { _, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 1<<20)) }()
-		if a, err := readAnswer(resp); err == nil && (a.Code < 200 || a.Code > 599 || len(a.Body) > maxBody) {
+		if a, err := readResponse(resp); err == nil && (a.Code < 200 || a.Code > 599 || len(a.Body) > maxBody) {
 			t.Errorf("%d, %d bytes", a.Code, len(a.Body))
 		}
 	})

@@ -14,7 +14,7 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 )
 
-// defaultGRPCTimeout is the default of Kubernetes for a gRPC probe without a timeout.
+// defaultGRPCTimeout is Kubernetes' default timeout of a gRPC probe.
 const defaultGRPCTimeout = time.Second
 
 // GRPC runs the probe of s.GRPC. It returns nil when the health service reports SERVING. userAgent may be empty.
@@ -37,7 +37,7 @@ func (p *Prober) GRPC(ctx context.Context, s Spec, userAgent string) error {
 		return s.wrapError(ctx, explainGRPC(err, s))
 	}
 	if got := answer.GetStatus(); got != grpc_health_v1.HealthCheckResponse_SERVING {
-		return fmt.Errorf("%s: the response is %s", s, got)
+		return fmt.Errorf("%s: the health service responded %s", s, got)
 	}
 	return nil
 }

@@ -109,11 +109,11 @@ func TestHostileGRPCServersEndInTime(t *testing.T) {
 		name, want string
 		spec       Spec
 	}{
-		{"never answers", "no answer within 50ms", asGRPC(grpcServer(t, slow), 50*time.Millisecond)},
-		{"never answers, and the probe has no timeout", "no answer within 1s", asGRPC(grpcServer(t, slow), 0)},
+		{"never answers", "no response within 50ms", asGRPC(grpcServer(t, slow), 50*time.Millisecond)},
+		{"never answers, and the probe has no timeout", "no response within 1s", asGRPC(grpcServer(t, slow), 0)},
 		{"huge header", "", asGRPC(grpcServer(t, header), soon)},
 		{"failure", "Internal: zzz", asGRPC(grpcServer(t, failing), soon)},
-		{"accepts only", "no answer within 50ms", asGRPC(silent, 50*time.Millisecond)},
+		{"accepts only", "no response within 50ms", asGRPC(silent, 50*time.Millisecond)},
 		{"HTTP/1.1", "Unavailable", asGRPC(http1, soon)},
 		{"nobody there", "Unavailable", asGRPC(httpSpec(addressOf(closed), ""), soon)},
 	} {

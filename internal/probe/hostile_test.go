@@ -69,7 +69,7 @@ func TestHostileAnswersEndInTimeAndCostNothing(t *testing.T) {
 		{"body of which only the length comes", func(conn net.Conn) {
 			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 9000000000000000000\r\n\r\nx")
 			_, _ = conn.Read(make([]byte, 1))
-		}, 50 * time.Millisecond, 0, "no answer within 50ms"},
+		}, 50 * time.Millisecond, 0, "no response within 50ms"},
 		{"endless header", func(conn net.Conn) {
 			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nX: ")
 			forever(conn, chunk, &written)
@@ -85,7 +85,7 @@ func TestHostileAnswersEndInTimeAndCostNothing(t *testing.T) {
 			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;")
 			forever(conn, chunk, &written)
 		}, 0, 0, "reading the response body"},
-		{"no answer", func(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) }, 50 * time.Millisecond, 0, "no answer within 50ms"},
+		{"no answer", func(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) }, 50 * time.Millisecond, 0, "no response within 50ms"},
 		{"header byte by byte", func(conn net.Conn) {
 			for _, b := range []byte("HTTP/1.1 200 OK\r\n" + strings.Repeat("X: y\r\n", 1000)) {
 				if _, err := conn.Write([]byte{b}); err != nil {
@@ -93,7 +93,7 @@ func TestHostileAnswersEndInTimeAndCostNothing(t *testing.T) {
 				}
 				time.Sleep(10 * time.Millisecond)
 			}
-		}, 50 * time.Millisecond, 0, "no answer within 50ms"},
+		}, 50 * time.Millisecond, 0, "no response within 50ms"},
 		{"end without an answer", func(net.Conn) {}, 0, 0, "EOF"},
 		{"no HTTP", func(conn net.Conn) { _, _ = io.WriteString(conn, "SSH-2.0-x\r\n") }, 0, 0, "malformed"},
 		{"a code that is none", func(conn net.Conn) { _, _ = io.WriteString(conn, "HTTP/1.1 099 X\r\n\r\n") }, 0, 0, "status 99"},
@@ -173,7 +173,7 @@ func allocated() uint64 {
 func TestTLSThatNeverEndsItsHandshakeEndsWithTheTimeout(t *testing.T) {
 	spec := raw(t, func(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) })
 	spec.HTTP.TLS, spec.Timeout = true, 50*time.Millisecond
-	if _, err := prober(t, Config{HTTP2: true}).HTTP(t.Context(), spec, Request{}); err == nil || !strings.Contains(err.Error(), "no answer within 50ms") {
+	if _, err := prober(t, Config{HTTP2: true}).HTTP(t.Context(), spec, Request{}); err == nil || !strings.Contains(err.Error(), "no response within 50ms") {
 		t.Errorf("error %v", err)
 	}
 	spec = raw(t, func(conn net.Conn) { _, _ = conn.Write(bytes.Repeat([]byte{0x16, 3, 3, 0xff, 0xff}, 1<<16)) })

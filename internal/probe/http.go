@@ -13,19 +13,19 @@ import (
 )
 
 const (
-	// maxBody is the number of bytes of a response body that are read and reported, as by a kubelet.
+	// maxBody limits how many bytes of a response body are read and reported. A kubelet has the same limit.
 	maxBody = 10 << 10
 	// maxHeader limits a response's header, in bytes.
 	maxHeader = 64 << 10
-	// maxRedirects is the number of redirects that are followed.
+	// maxRedirects is the maximum number of redirects that are followed.
 	maxRedirects = 10
-	// defaultUserAgent is the User-Agent of a probe whose caller sends none.
+	// defaultUserAgent is the User-Agent of a probe whose caller does not specify one.
 	defaultUserAgent = "istio-probe/1.0"
 )
 
-// Request is what the caller of an HTTP probe adds to the request.
+// Request contains headers of the caller of an HTTP probe, for example of the kubelet.
 type Request struct {
-	// Header is sent to the application, without the hop-by-hop headers of the caller's connection.
+	// Header is sent to the application, except for hop-by-hop headers.
 	Header http.Header
 	// Host, if set, replaces the application's address in the Host header.
 	Host string
@@ -35,11 +35,11 @@ type Request struct {
 type Response struct {
 	// Code is the application's status code, from 200 to 599. A redirect to another host is reported as 200.
 	Code int
-	// Body is the beginning of the body, at most 10 KiB, as received: compressed if the caller requested that.
+	// Body contains the first 10 KiB of the body as received: compressed if the caller accepts compression.
 	Body []byte
 }
 
-// IsSuccess reports whether a kubelet would count the response as a success.
+// IsSuccess reports whether a kubelet would treat the response as a success.
 func (a Response) IsSuccess() bool { return a.Code >= 200 && a.Code < 400 }
 
 func newTransport(c Config) *http.Transport {
@@ -48,17 +48,17 @@ func newTransport(c Config) *http.Transport {
 	protocols.SetHTTP2(c.HTTP2)
 	t := &http.Transport{
 		DialContext:            dial,
-		TLSClientConfig:        &tls.Config{InsecureSkipVerify: true}, // as a kubelet; the probe sends no secret
+		TLSClientConfig:        &tls.Config{InsecureSkipVerify: true}, // a kubelet does not verify it either, and the probe sends no secret
 		TLSHandshakeTimeout:    10 * time.Second,
 		Protocols:              &protocols,
 		DisableKeepAlives:      !c.KeepAlive,
-		DisableCompression:     true, // a compressed body is not expanded, so it cannot exhaust memory
+		DisableCompression:     true, // do not decompress bodies, which could exhaust memory
 		MaxIdleConnsPerHost:    1,
 		IdleConnTimeout:        90 * time.Second,
 		MaxResponseHeaderBytes: maxHeader,
 		ReadBufferSize:         4 << 10,
 		WriteBufferSize:        4 << 10,
-		// By default, HTTP/2 buffers megabytes of a body that is not read.
+		// By default, HTTP/2 would buffer megabytes of an unread body.
 		HTTP2: &http.HTTP2Config{
 			MaxReceiveBufferPerConnection: 64 << 10,
 			MaxReceiveBufferPerStream:     16 << 10,
@@ -72,8 +72,8 @@ func newTransport(c Config) *http.Transport {
 	return t
 }
 
-// sameHost follows up to ten redirects on the same host, as a kubelet does. A redirect to another host is returned as
-// the response.
+// sameHost returns a CheckRedirect function that follows up to ten redirects on the same host, as a kubelet does. A
+// redirect to another host is the response of the probe.
 func sameHost(refuse func(*url.URL) error) func(*http.Request, []*http.Request) error {
 	return func(next *http.Request, via []*http.Request) error {
 		if next.URL.Hostname() != via[0].URL.Hostname() {
@@ -89,7 +89,7 @@ func sameHost(refuse func(*url.URL) error) func(*http.Request, []*http.Request) 
 	}
 }
 
-// HTTP runs the probe of s.HTTP. It returns an error when there is no response.
+// HTTP runs the probe of s.HTTP. It returns an error if the application does not send a valid response.
 func (p *Prober) HTTP(ctx context.Context, s Spec, r Request) (Response, error) {
 	ctx, cancel := s.withTimeout(ctx)
 	defer cancel()
@@ -101,14 +101,14 @@ func (p *Prober) HTTP(ctx context.Context, s Spec, r Request) (Response, error) 
 		return Response{}, s.wrapError(ctx, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	answer, err := readAnswer(resp)
+	answer, err := readResponse(resp)
 	if err != nil {
 		return Response{}, s.wrapError(ctx, err)
 	}
 	return answer, nil
 }
 
-func readAnswer(resp *http.Response) (Response, error) {
+func readResponse(resp *http.Response) (Response, error) {
 	switch code := resp.StatusCode; {
 	case code >= 300 && code < 400:
 		return Response{Code: http.StatusOK}, nil
@@ -122,7 +122,7 @@ func readAnswer(resp *http.Response) (Response, error) {
 	return Response{Code: resp.StatusCode, Body: body}, nil
 }
 
-// url returns the requested address. A path that is not valid in a URL is sent unchanged.
+// url returns the URL of the probe. If the configured path is not valid in a URL, it is used unchanged.
 func (h *HTTP) url() *url.URL {
 	path, _, _ := strings.Cut(h.Path, "#")
 	if !strings.HasPrefix(path, "/") {

@@ -12,11 +12,13 @@ import (
 	"time"
 )
 
-// oneShotTransport is a transport for plain HTTP that uses each connection for one request, as a kubelet does. It starts no
-// goroutines. The transport of net/http starts two per connection, which cost most of a probe's time and memory.
+// oneShotTransport is a transport for plain HTTP that uses each connection for one request, as a kubelet does. It
+// starts no goroutines. The transport of net/http starts two per connection, and they need most of a probe's time and
+// memory.
 type oneShotTransport struct{}
 
-// oneShotBuffer is the size of the buffers for a request and for a response's header. Both may be longer.
+// oneShotBuffer is the size of the buffers for a request and for a response's header. Longer ones are sent and read in
+// parts.
 const oneShotBuffer = 1 << 10
 
 var errLongHeader = errors.New("the response header is longer than 64 KiB")

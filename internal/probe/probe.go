@@ -1,6 +1,6 @@
 // Package probe checks an application's health as a kubelet does: by HTTP, HTTPS, HTTP/2, TCP, gRPC or a command. The
-// application is not trusted: the memory that a response uses is limited, and a missing response ends the probe at its
-// timeout.
+// application is not trusted: the memory for a response is limited, and an application that does not respond cannot
+// delay a probe beyond its timeout.
 package probe
 
 import (
@@ -20,14 +20,14 @@ type Spec struct {
 	TCP  *TCP
 	GRPC *GRPC
 	Exec *Exec
-	// Timeout limits the whole probe, from the connection to the last byte read. At 0, only the caller's context limits
+	// Timeout limits the whole probe, from the connection to the last byte read. Zero: only the caller's context limits
 	// it.
 	Timeout time.Duration
 }
 
 // HTTP sends a GET request. A status code from 200 to 399 is a success.
 type HTTP struct {
-	TLS  bool // the certificate is not verified, as by a kubelet
+	TLS  bool // use HTTPS; like a kubelet, the prober does not verify the certificate
 	Host string
 	Port uint16
 	// Path may contain a query.
@@ -77,13 +77,14 @@ func (s Spec) String() string {
 type Config struct {
 	// HTTP2 offers HTTP/2 to applications that are probed with HTTPS.
 	HTTP2 bool
-	// KeepAlive reuses the connection of an HTTP probe for the next one. Kubelets do not reuse it.
+	// KeepAlive reuses the connection of an HTTP probe for the next probe. Kubelets do not do that.
 	KeepAlive bool
-	// Refuse, if set, returns an error for addresses on the same host to which a redirect must not lead.
+	// Refuse, if set, returns an error for a redirect to an address on the same host that must not be followed.
 	Refuse func(*url.URL) error
 }
 
-// Prober runs probes. It is safe for concurrent use. Between probes it holds only idle connections, with KeepAlive.
+// Prober runs probes. It is safe for concurrent use. Between probes, it uses resources only with KeepAlive: idle
+// connections.
 type Prober struct {
 	client    *http.Client
 	transport *http.Transport
@@ -128,12 +129,13 @@ func (s Spec) withTimeout(ctx context.Context) (context.Context, context.CancelF
 	return context.WithTimeoutCause(ctx, s.Timeout, TimeoutError(s.Timeout))
 }
 
-// TimeoutError is the error of a probe that exceeded its timeout, with the timeout's length.
+// TimeoutError is the error of a probe that exceeded its timeout. Its value is the timeout.
 type TimeoutError time.Duration
 
-func (t TimeoutError) Error() string { return "no answer within " + time.Duration(t).String() }
+func (t TimeoutError) Error() string { return "no response within " + time.Duration(t).String() }
 
-// wrapError adds the probe to an error. After the timeout, the error is the TimeoutError.
+// wrapError adds the description of the probe to an error. If the context has ended, it replaces the error by the
+// context's cause, for example a TimeoutError.
 func (s Spec) wrapError(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause

@@ -2,7 +2,7 @@ package probe
 
 import "context"
 
-// TCP connects to the port of s.TCP, and returns an error when the port does not accept the connection.
+// TCP connects to the port of s.TCP. It returns an error if the application does not accept the connection.
 func (p *Prober) TCP(ctx context.Context, s Spec) error {
 	ctx, cancel := s.withTimeout(ctx)
 	defer cancel()
@@ -10,6 +10,6 @@ func (p *Prober) TCP(ctx context.Context, s Spec) error {
 	if err != nil {
 		return s.wrapError(ctx, err)
 	}
-	_ = conn.Close() // only the connection matters
+	_ = conn.Close() // a successful connection is sufficient
 	return nil
 }

@@ -1,4 +1,5 @@
-// Package protoyaml decodes YAML strictly into protobuf messages, with errors that name line, field, value and remedy.
+// Package protoyaml decodes YAML strictly into protobuf messages. Its errors name the line, the field, the value and a
+// remedy.
 package protoyaml
 
 import (
@@ -17,24 +18,25 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
-// Document is a message as written: fields with zero values are present if the author wrote them.
+// Document is a decoded YAML object. Unlike the protobuf message, it shows which fields the author wrote, even with
+// zero values.
 type Document map[string]any
 
-// Section returns the document below a field, or nil.
+// Section returns the object in a field, or nil.
 func (d Document) Section(name string) Document {
 	s, _ := d[name].(map[string]any)
 	return s
 }
 
-// Unmarshal decodes one YAML document into a message of Istio's API by the rules of protojson, and rejects unknown
-// fields. A duration may also have Go's format (1m30s), as in Istio. It returns the document, which is nil for an empty
+// Unmarshal decodes one YAML document into a message of Istio's API by the rules of protojson. It returns an error for
+// unknown fields. As in Istio, a duration may also have Go's format (1m30s). The returned document is nil for an empty
 // text.
 func Unmarshal(text string, into proto.Message) (Document, error) {
 	return unmarshal(text, into, nil)
 }
 
-// UnmarshalKnown is Unmarshal for documents that may use a newer API: unknown fields are skipped and returned as errors
-// in unknown.
+// UnmarshalKnown is Unmarshal for documents that may use a newer API: it skips unknown fields and returns an error for
+// each of them in unknown.
 func UnmarshalKnown(text string, into proto.Message) (doc Document, unknown []error, err error) {
 	doc, err = unmarshal(text, into, func(f *fault) { unknown = append(unknown, f.describe(text)) })
 	return doc, unknown, err
@@ -62,7 +64,7 @@ func unmarshal(text string, into proto.Message, unknown func(*fault)) (Document,
 	return doc, nil
 }
 
-// fieldOf returns the field with a JSON or proto name, or nil.
+// fieldOf returns the field of m with the JSON or proto name key, or nil.
 func fieldOf(m protoreflect.MessageDescriptor, key string) protoreflect.FieldDescriptor {
 	if f := m.Fields().ByJSONName(key); f != nil {
 		return f
@@ -71,7 +73,7 @@ func fieldOf(m protoreflect.MessageDescriptor, key string) protoreflect.FieldDes
 }
 
 // canonical converts a document to the form that protojson accepts, with durations in seconds. If unknown is not nil,
-// it calls unknown for each unknown field and removes the field.
+// canonical removes each unknown field and calls unknown with it.
 func canonical(doc map[string]any, m protoreflect.MessageDescriptor, parent string, unknown func(*fault)) {
 	for _, key := range slices.Sorted(maps.Keys(doc)) {
 		field := fieldOf(m, key)
@@ -119,11 +121,11 @@ type fault struct {
 	path, key string
 	value     any
 	field     protoreflect.FieldDescriptor // nil for an unknown field
-	known     []string                     // the existing fields, for an unknown field
+	known     []string                     // the message's fields, if field is nil
 }
 
-// findFault finds the invalid field by decoding field by field, because the decoder reports positions in generated
-// JSON.
+// findFault returns the invalid field. It decodes the document field by field, because the positions in the decoder's
+// errors refer to the generated JSON.
 func findFault(doc map[string]any, m protoreflect.Message, parent string) *fault {
 	for _, key := range slices.Sorted(maps.Keys(doc)) {
 		f := &fault{path: parent + key, key: key, value: doc[key], field: fieldOf(m.Descriptor(), key)}
@@ -173,7 +175,7 @@ func (f *fault) describe(text string) error {
 	return fmt.Errorf("%s%s: %v: %s", place, f.path, f.value, f.wanted())
 }
 
-// wanted describes the values that the field accepts.
+// wanted returns a remedy that describes the values that the field accepts.
 func (f *fault) wanted() string {
 	if f.field.IsList() {
 		return "write a list"
@@ -182,19 +184,19 @@ func (f *fault) wanted() string {
 	case protoreflect.BoolKind:
 		return "write true or false"
 	case protoreflect.StringKind:
-		return "write a text, in quotes"
+		return "write a string in quotes"
 	case protoreflect.EnumKind:
 		return "write one of " + strings.Join(enumNames(f.field.Enum()), ", ")
 	case protoreflect.MessageKind:
 		return wantedMessage(f.field.Message())
 	}
-	return "write a number that fits"
+	return "write a number within the field's range"
 }
 
 func wantedMessage(m protoreflect.MessageDescriptor) string {
 	switch m.FullName() {
 	case durationName:
-		return "write a duration, as 5s"
+		return "write a duration such as 5s"
 	case "google.protobuf.BoolValue":
 		return "write true or false"
 	case "google.protobuf.Int32Value", "google.protobuf.UInt32Value", "google.protobuf.Int64Value":
@@ -211,7 +213,7 @@ func enumNames(e protoreflect.EnumDescriptor) []string {
 	return names
 }
 
-// lineOf returns the first line with the key, or 0.
+// lineOf returns the number of the first line that contains the key, or 0.
 func lineOf(key, text string) int {
 	n := 0
 	for line := range strings.Lines(text) {

@@ -12,10 +12,10 @@ import (
 func TestInvalidFieldErrorHasLineValueAndRemedy(t *testing.T) {
 	for text, want := range map[string]string{
 		"trustDomain: a\naccesLogFile: x\n":               "line 2: accesLogFile: unknown field; did you mean accessLogFile?",
-		"trustDomain: a\nconnectTimeout: soon\n":          "line 2: connectTimeout: soon: write a duration, as 5s",
+		"trustDomain: a\nconnectTimeout: soon\n":          "line 2: connectTimeout: soon: write a duration such as 5s",
 		"enableTracing: perhaps\ntrustDomain: a\n":        "line 1: enableTracing: perhaps: write true or false",
 		"outboundTrafficPolicy:\n  mode: ALLOW\n":         "line 2: outboundTrafficPolicy.mode: ALLOW: write one of REGISTRY_ONLY, ALLOW_ANY",
-		"proxyHttpPort: eighty\ndefaultConfig: {}\n":      "line 1: proxyHttpPort: eighty: write a number that fits",
+		"proxyHttpPort: eighty\ndefaultConfig: {}\n":      "line 1: proxyHttpPort: eighty: write a number within the field's range",
 		"defaultConfig:\n  discoveryAdress: istiod:15012": "line 2: defaultConfig.discoveryAdress: unknown field",
 	} {
 		_, err := Unmarshal(text, &meshconfig.MeshConfig{})

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// markEnd returns where the PEM mark of a private key ends whose label begins at from, or a negative number if there is
-// none.
+// markEnd returns the end of a private key's PEM mark, for example "-----BEGIN RSA PRIVATE KEY-----". from is the
+// position of its label, after "BEGIN ". The result is negative if the text there is not such a mark.
 func markEnd(line string, from int) int {
 	at := from
 	for at < len(line) && (line[at] == ' ' || line[at] >= 'A' && line[at] <= 'Z') {
@@ -20,8 +20,8 @@ func markEnd(line string, from int) int {
 	return end
 }
 
-// findMark returns the position of the first PEM mark of a private key with that beginning. from is negative if there
-// is none.
+// findMark returns the position of the first PEM mark of a private key that begins with begins ("-----BEGIN " or
+// "-----END "). from is negative if there is none.
 func findMark(line, begins string) (from, to int) {
 	for at := 0; ; {
 		n := strings.Index(line[at:], begins)
@@ -35,9 +35,9 @@ func findMark(line, begins string) (from, to int) {
 	}
 }
 
-// withoutKeys removes the private keys that lie within one line, whatever encodes their line ends. If the last key does
-// not end in the line, open is true and after is the text after its mark. It uses no regular expression, which is a
-// hundred times slower: clients control what an access log contains.
+// withoutKeys removes the private keys within one line. Their line ends may be encoded in any way, for example as \n.
+// If the end mark of the last key is missing, open is true, and after is the text after its begin mark. It does not use
+// a regular expression, which is a hundred times slower: clients can determine the content of access logs.
 func withoutKeys(line string) (before, after string, open bool) {
 	var b strings.Builder
 	for {
@@ -55,19 +55,19 @@ func withoutKeys(line string) (before, after string, open bool) {
 	}
 }
 
-// afterMark returns the part of the text after a key's first mark that may be printed.
+// afterMark returns the part of the text after a key's begin mark that may be printed.
 func afterMark(after string) string {
 	text := strings.TrimLeft(after, " \t")
 	switch {
-	case trimEnds(after) == "", text[0] == '\\', text[0] == '%': // a key in one line
+	case trimEnds(after) == "", text[0] == '\\', text[0] == '%': // a key whose line ends are encoded
 		return ""
-	case len(text) < len(after) && pieceAt(text, 0) >= minKey: // with spaces in place of line ends
+	case len(text) < len(after) && pieceAt(text, 0) >= minKey: // a key with spaces instead of line ends
 		return ""
 	}
 	return withoutPieces(after)
 }
 
-// pieceAt returns the length of the text at a position that could belong to a line of a key.
+// pieceAt returns the length of the base64 text at a position, which may be part of a key.
 func pieceAt(line string, at int) int {
 	n := 0
 	for at+n < len(line) && base64Byte(line[at+n]) {
@@ -76,8 +76,8 @@ func pieceAt(line string, at int) int {
 	return n
 }
 
-// withoutPieces removes parts of a key's line from the ends of a line and from around encoded line ends. Several
-// writers share a log, and their writes can be split anywhere.
+// withoutPieces removes possible parts of a key from the beginning and end of a line, and next to encoded line ends.
+// Several processes write to one log, and their writes can be split anywhere.
 func withoutPieces(line string) string {
 	var b strings.Builder
 	for at := 0; at < len(line); {
@@ -89,7 +89,7 @@ func withoutPieces(line string) string {
 		}
 		end := at + n
 		atEnd := at == 0 || end == len(line) || line[at-1] == '\\' || line[end] == '\\'
-		begins := at == 0 && end < len(line) && (line[end] == '[' || line[end] == '{') // the beginning of a log line
+		begins := at == 0 && end < len(line) && (line[end] == '[' || line[end] == '{') // a log line begins after the piece
 		if atEnd && n >= minPiece || begins {
 			b.WriteString(redacted)
 		} else {
@@ -102,8 +102,8 @@ func withoutPieces(line string) string {
 
 var anyMark = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`-----(?:BEGIN|END) [A-Z0-9 ]*-----`) })
 
-// isOtherPEM reports whether all PEM marks in a line belong to something other than a private key, for example a
-// certificate. Such a line does not end a key.
+// isOtherPEM reports whether a line contains PEM marks, but none of a private key, for example those of a certificate.
+// Such a line does not end a key.
 func isOtherPEM(line string) bool {
 	if !strings.Contains(line, markDashes) {
 		return false

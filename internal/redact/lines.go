@@ -8,17 +8,17 @@ import (
 )
 
 const (
-	// maxKeyLines limits the lines of a key without an end mark.
+	// maxKeyLines limits the number of lines of a key whose end mark is missing.
 	maxKeyLines = 2000
-	// maxForeignLines limits the lines of other writers within a key. Several threads and processes write to one log,
-	// and Envoy writes an access log in blocks of 64 KiB.
+	// maxForeignLines limits the number of lines between a key's lines that other threads or processes wrote to the
+	// same log. Envoy writes an access log in blocks of 64 KiB.
 	maxForeignLines = 1000
-	// minPiece is the minimum length of a text within a key that counts as a part of the key by its characters alone.
-	// Shorter texts may be words of another writer. A part of seven letters reveals 42 bits: 2^107 attempts remain for
-	// the 256-bit key of an elliptic curve, and for an RSA key the part is no help.
+	// minPiece is the minimum length of a base64 text among a key's lines that is treated as a part of the key. Shorter
+	// texts may be words of a log message. Seven letters of a key reveal 42 bits: for the 256-bit key of an elliptic
+	// curve, 2^107 attempts remain, and they do not help to find an RSA key.
 	minPiece = 8
-	// minKey is the minimum length of a text after a mark and a space that counts as the beginning of a key by its
-	// characters alone.
+	// minKey is the minimum length of a base64 text after a begin mark and a space that is treated as the beginning of
+	// a key.
 	minKey     = 16
 	keyBegins  = "-----BEGIN "
 	keyEnds    = "-----END "
@@ -27,28 +27,29 @@ const (
 )
 
 var (
-	// tornMark matches a key's first line that is cut within its last dashes. tornEnd matches the last line, after END.
+	// tornMark matches a begin mark that is cut within its last dashes. tornEnd matches an end mark that is cut in the
+	// same way, without its "-----END ".
 	tornMark = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^-----BEGIN [A-Z ]*PRIVATE KEY(-{0,4})`) })
 	tornEnd  = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Z ]*PRIVATE KEY(-{0,4})`) })
-	// wholeMark matches the first or last line of a key that may be printed, such as a public key.
+	// wholeMark matches a whole mark of any kind of key, such as a public key.
 	wholeMark = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`-----(BEGIN|END) [A-Z ]*KEY-----`) })
 )
 
-// fieldLine matches a field in a message of several lines: in protocol buffer text, YAML or JSON.
+// fieldLine matches a line with one field of a multi-line message: protocol buffer text, YAML or JSON.
 var fieldLine = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^\s*(?:- )?"?([A-Za-z0-9_.-]+)"?\s*(:?)\s*(.*)$`) })
 
 // Lines removes secrets from a text that arrives line by line. A secret may extend over several lines: a PEM key, or
-// the value of a field with a secret's name. Use one Lines per text. It is not safe for concurrent use.
+// the value of a field whose name indicates a secret. Use one Lines per text. It is not safe for concurrent use.
 type Lines struct {
-	key     int  // lines of the current key so far; 0 outside a key
-	torn    int  // dashes that another writer's text separated from the key's first or last line; 0 is none
-	foreign int  // lines of other writers within the key
-	hidden  int  // indentation of the secret field plus one; 0 is none
+	key     int  // number of lines of the current key so far; 0 outside a key
+	torn    int  // number of dashes that are missing at the end of a key's mark, because another process's text follows
+	foreign int  // number of lines of other processes within the key
+	hidden  int  // indentation of the current secret field plus one; 0: none
 	listed  bool // the secret field is a YAML list, whose elements may have the field's own indentation
-	header  int  // indentation of the secret header's name plus one; 0 is none
+	header  int  // indentation of the field that names the current secret header, plus one; 0: none
 }
 
-// Begin redacts the first line of a message. Fields of the previous message end, but an open key continues.
+// Begin redacts the first line of a message. It ends the fields of the previous message, but not an open key.
 func (l *Lines) Begin(line string) string {
 	l.hidden, l.listed, l.header = 0, false, 0
 	if end := strings.TrimRight(line, " \t\r"); end != "" && strings.Contains("{[:|>+-", end[len(end)-1:]) {
@@ -59,18 +60,18 @@ func (l *Lines) Begin(line string) string {
 	return inLine(RedactPatterns(line))
 }
 
-// lastName matches the name of a field at the end of a line, whose value follows on the next lines.
+// lastName matches the name of a field at the end of a line if the field's value begins on the next line.
 var lastName = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`([A-Za-z0-9_.-]+)\\?"?(?:\s*\{|\s*:\s*[{[|>]?[+-]?)$`)
 })
 
-// inLineField matches a field within a line whose value is a string or a group of fields, as in single-line protocol
-// buffer text.
+// inLineField matches a field within a line whose value is a string or a group of fields, for example in single-line
+// protocol buffer text.
 var inLineField = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`([A-Za-z0-9_.-]+)(\\?"?\s*(?::\s*)?)(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\\"[^"]*"|"(?:[^"\\]|\\.)*")`)
 })
 
-// inLine removes the values of fields with a secret's name from a line.
+// inLine removes the values of fields within a line whose names indicate a secret.
 func inLine(line string) string {
 	if !strings.Contains(line, `"`) || !mayName(line) {
 		return line
@@ -79,7 +80,7 @@ func inLine(line string) string {
 		m := inLineField().FindStringSubmatch(field)
 		fields := m[3][0] == '{'
 		switch {
-		case !fields && !strings.Contains(m[2], ":"): // prose, not a field
+		case !fields && !strings.Contains(m[2], ":"): // quoted text after a word, not a field
 			return field
 		case IsSecret(m[1]):
 			return m[1] + m[2] + redacted
@@ -90,17 +91,18 @@ func inLine(line string) string {
 	})
 }
 
-// stems are lower-case words. The name of every secret contains one of them.
+// stems are lower-case words. The name of every secret field contains one of them.
 var stems = []string{"pass", "key", "token", "authorization", "cookie", "credential", "secret", "hmac", "ticket"}
 
-// mayName reports whether a line may contain the name of a secret. The regular expression is fifty times slower.
+// mayName reports whether a line may contain the name of a secret field. It is fifty times faster than the regular
+// expression.
 func mayName(line string) bool {
 	line = strings.ToLower(line)
 	return slices.ContainsFunc(stems, func(stem string) bool { return strings.Contains(line, stem) })
 }
 
-// Key removes a private key, also when it extends over several lines and text of other writers is mixed in. all reports
-// whether the whole line belongs to a key; rest is then empty, except in the key's first line.
+// Key removes private keys from a line, including keys of several lines that are mixed with text of other processes.
+// all reports whether the whole line belongs to a key. In that case rest is empty.
 func (l *Lines) Key(line string) (rest string, all bool) {
 	if l.key > 0 {
 		return l.redactInside(line)
@@ -110,7 +112,7 @@ func (l *Lines) Key(line string) (rest string, all bool) {
 	}
 	line, after, open := withoutKeys(line)
 	if open {
-		if strings.Contains(after, keyEnds) { // cut within its last mark
+		if strings.Contains(after, keyEnds) { // the end mark is incomplete
 			return line, false
 		}
 		l.begin()
@@ -122,8 +124,8 @@ func (l *Lines) Key(line string) (rest string, all bool) {
 	return line, false
 }
 
-// tear records a key's first line that another writer's text cut within its dashes. The missing dashes may already
-// follow in the same line.
+// tear records a begin mark that is cut within its last dashes by another process's text. The missing dashes may follow
+// in the same line.
 func (l *Lines) tear(line string) {
 	m := tornMark().FindStringSubmatch(line)
 	if m == nil {
@@ -136,7 +138,7 @@ func (l *Lines) tear(line string) {
 	l.completeMark(line[len(m[0]):])
 }
 
-// redactOutside redacts a line outside a key. If the line completes a torn mark, the next line belongs to a key.
+// redactOutside handles a line outside a key. If the line completes a torn begin mark, the next line belongs to a key.
 func (l *Lines) redactOutside(line string) string {
 	switch {
 	case isMarkRest(line):
@@ -147,8 +149,8 @@ func (l *Lines) redactOutside(line string) string {
 	return line
 }
 
-// completeMark looks for the missing dashes of a torn mark at the end of a line. The lines after them belong to the
-// key.
+// completeMark begins a key if the line ends with the missing dashes of a torn begin mark. It stops looking for them
+// after maxForeignLines lines.
 func (l *Lines) completeMark(line string) {
 	if l.completesMark(line) {
 		l.begin()
@@ -168,7 +170,7 @@ func (l *Lines) begin() { l.key, l.torn, l.foreign = 1, 0, 0 }
 
 func (l *Lines) endKey() { l.key, l.torn = 0, 0 }
 
-// redactInside redacts a line within a key.
+// redactInside redacts a line within a key. For the results see Key.
 func (l *Lines) redactInside(line string) (rest string, all bool) {
 	another := isOtherPEM(line)
 	if end := strings.Index(line, keyEnds); end >= 0 && !another {
@@ -201,20 +203,19 @@ func (l *Lines) redactInside(line string) (rest string, all bool) {
 	return withoutPieces(line), false
 }
 
-// isMarkRest reports whether a line ends with the rest of a key's first or last line, whose beginning was written
-// before another writer's text.
+// isMarkRest reports whether a line ends with the second part of a private key's mark. Another process's text separates
+// it from the first part.
 func isMarkRest(line string) bool {
 	return strings.HasSuffix(trimEnds(line), "Y-----") && !wholeMark().MatchString(line)
 }
 
-// end redacts a key's last line: before is the text before the end mark, and after is the text after the mark's
-// beginning.
+// end redacts the line with a key's end mark. before is the text before the mark, and after the text after "-----END ".
 func (l *Lines) end(before, after string) (rest string, all bool) {
 	if isKeyLine(before) {
 		before = ""
 	}
 	_, behind, whole := strings.Cut(after, "-----")
-	if !whole { // another writer's text is within the mark, and the rest of the mark follows later
+	if !whole { // another process's text is within the mark, whose rest follows later
 		if m := tornEnd().FindStringSubmatch(after); m != nil {
 			l.torn = len(markDashes) - len(m[1])
 			if l.completesMark(after[len(m[0]):]) {
@@ -233,14 +234,14 @@ func (l *Lines) end(before, after string) (rest string, all bool) {
 	return l.Key(withoutPieces(before) + behind) // another key may begin
 }
 
-// trimEnds removes spaces, quotes and commas around a quoted line.
+// trimEnds removes spaces, quotes, commas and encoded line ends from the ends of a line.
 func trimEnds(line string) string {
 	line = strings.Trim(line, " \t\r\"',")
 	line = strings.TrimSuffix(strings.TrimSuffix(line, `\n`), `\r`)
 	return strings.TrimRight(line, ` \`)
 }
 
-// isKeyLine reports whether a line may belong to a key: base64, or a header of an old PEM format.
+// isKeyLine reports whether a line may belong to a key: it is base64, or a header of an old PEM format.
 func isKeyLine(line string) bool {
 	line = trimEnds(line)
 	if strings.HasPrefix(line, "Proc-Type:") || strings.HasPrefix(line, "DEK-Info:") {
@@ -258,7 +259,8 @@ func base64Byte(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '+' || c == '/' || c == '='
 }
 
-// Field redacts a further line of a message: texts that look like secrets, and values of fields with a secret's name.
+// Field redacts a further line of a message: text that looks like a secret, and values of fields whose names indicate a
+// secret.
 func (l *Lines) Field(line string) string {
 	indent := len(line) - len(strings.TrimLeft(line, " \t"))
 	element := strings.HasPrefix(line[indent:], "- ")
@@ -284,12 +286,13 @@ func (l *Lines) Field(line string) string {
 	return line[:indent] + inLine(RedactPatterns(line[indent:]))
 }
 
-// nameAt returns the column at which the name of a line's field begins.
+// nameAt returns the column of the field's name in a line.
 func nameAt(line string) int {
 	return len(line) - len(strings.TrimLeft(strings.TrimPrefix(strings.TrimLeft(line, " \t"), "- "), " "))
 }
 
-// Continues reports whether a line looks like the continuation of a message: it is indented, a bracket, or a field.
+// Continues reports whether a line looks like the continuation of a message: it is indented, or begins with a closing
+// bracket or a field.
 func Continues(line string) bool {
 	if line == "" || strings.ContainsAny(line[:1], " \t}])") {
 		return true
@@ -301,7 +304,7 @@ func Continues(line string) bool {
 	return ok
 }
 
-// hide removes everything except names, locations and brackets from a line within a secret field.
+// hide redacts a line within a secret field, except for field names, locations and brackets.
 func hide(line string, indent int) string {
 	if strings.Trim(line[indent:], "{}[],") == "" {
 		return line
@@ -318,10 +321,10 @@ func hide(line string, indent int) string {
 	return line[:at] + redacted
 }
 
-// opens are the tokens that announce a value on the next lines.
+// opens contains the tokens that indicate that a field's value begins on the next line.
 var opens = map[string]bool{"": true, "{": true, "[": true, "|": true, "|-": true, "|+": true, ">": true, ">-": true, ">+": true}
 
-// parseField splits a line with a field; at is the column at which the value begins.
+// parseField returns the name and value of the field in a line. at is the column of the value.
 func parseField(line string) (at int, name, value string, ok bool) {
 	m := fieldLine().FindStringSubmatchIndex(line)
 	if m == nil {

@@ -9,8 +9,9 @@ import (
 	"io"
 )
 
-// NodeMetadata copies JSON of Envoy's admin interface without the secrets in the metadata of nodes. It copies all else
-// byte by byte, because programs parse these responses as Envoy's own. It holds one value in memory at a time.
+// NodeMetadata copies JSON of Envoy's admin interface and removes the secrets from the metadata of nodes. It copies
+// everything else byte by byte, because programs may depend on Envoy's exact format. It stores one value in memory at a
+// time.
 func NodeMetadata(to io.Writer, from io.Reader) error {
 	var raw bytes.Buffer
 	out := bufio.NewWriter(to)
@@ -28,20 +29,21 @@ func NodeMetadata(to io.Writer, from io.Reader) error {
 	}
 }
 
-// metadataCopier copies tokens with the text before them.
+// metadataCopier copies JSON tokens, each with the white space and punctuation before it.
 type metadataCopier struct {
 	in *json.Decoder
-	// raw holds what the decoder has read and out has not received; copied counts the bytes that out has received.
+	// raw contains the bytes that the decoder has read and that were not yet copied to out. copied is the number of
+	// bytes that were copied.
 	raw    *bytes.Buffer
 	copied int64
 	out    *bufio.Writer
 	open   []jsonContainer
 }
 
-// jsonContainer is an object or a list whose end is not read yet.
+// jsonContainer is an object or array whose end was not read yet.
 type jsonContainer struct {
 	isObject, atName bool
-	name             string // of the last field
+	name             string // name of the last field
 }
 
 func (c *metadataCopier) copyToken() error {
@@ -73,7 +75,7 @@ func (c *metadataCopier) copyToken() error {
 	return nil
 }
 
-// container returns the innermost open container for 1, the one around it for 2, and nil if there is none.
+// container returns the innermost open container for depth 1, the container around it for depth 2, or nil.
 func (c *metadataCopier) container(depth int) *jsonContainer {
 	if len(c.open) < depth {
 		return nil
@@ -87,7 +89,7 @@ func (c *metadataCopier) endValue() {
 	}
 }
 
-// takeRaw returns the text of the last token and what is before it.
+// takeRaw returns the text of the last token and the text between it and the previous token.
 func (c *metadataCopier) takeRaw() []byte {
 	end := c.in.InputOffset()
 	text := c.raw.Next(int(end - c.copied))
@@ -95,8 +97,8 @@ func (c *metadataCopier) takeRaw() []byte {
 	return text
 }
 
-// copyRedacted copies the value of a field without its secrets. It indents the value if its name, the end of text, begins
-// a line.
+// copyRedacted copies the value of a field and removes its secrets. text ends with the field's name. If the name is the
+// first on its line, the value is indented.
 func (c *metadataCopier) copyRedacted(text []byte) error {
 	indentation, isIndented := indentationOf(text)
 	var value json.RawMessage
@@ -122,7 +124,7 @@ func (c *metadataCopier) copyRedacted(text []byte) error {
 	return err
 }
 
-// indentationOf returns the white space before the name at the end of text.
+// indentationOf returns the white space before the field name at the end of text. ok is false if text has one line.
 func indentationOf(text []byte) (indentation string, ok bool) {
 	n := bytes.LastIndexByte(text, '\n')
 	quote := bytes.IndexByte(text[n+1:], '"')

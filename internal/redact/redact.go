@@ -13,24 +13,25 @@ import (
 	"sync"
 )
 
-// redacted replaces a secret.
+// redacted is printed instead of a secret.
 const redacted = "[redacted]"
 
-// maxJSONDepth limits the nesting of redacted JSON; Envoy's own configuration stays far below. maxTextDepth limits the
-// nesting of JSON in strings of JSON.
+// maxJSONDepth limits the nesting of JSON; Envoy's configuration has far fewer levels. maxTextDepth limits the nesting
+// of JSON within strings of JSON.
 const (
 	maxJSONDepth = 256
 	maxTextDepth = 4
 )
 
-// secretNames matches the names of fields and headers with secret values: in Envoy's configuration, in the
+// secretNames matches the names of fields and headers whose values are secret: in Envoy's configuration, in the
 // configuration of filters, and in user metadata.
 var secretNames = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`(?i)password|passphrase|passwd|private[_-]?key|token|api[_-]?key|access[_-]?key|authorization|cookie|credential|[a-z0-9_-]secret$|hmac|session[_-]?ticket|secret[_-]?key|signing[_-]?key` +
 		`|encryption[_-]?key|pwd$|[_.-](pass|auth|psk)$|(?-i:SECRET)`)
 })
 
-// secretTexts matches values that are recognizable as secrets in any field: whole keys, and signed URLs.
+// secretTexts matches texts that are recognizable as secrets in any field: keys, tokens, passwords in URLs, and
+// signatures of URLs.
 var secretTexts = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`(?is)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)` +
 		`|\bbearer [a-z0-9._~+/=-]{8,}|\bbasic [a-z0-9+/=]{8,}|\beyJ[a-z0-9_-]{8,}\.[a-z0-9_-]{8,}\.[a-z0-9_-]*` +
@@ -42,11 +43,11 @@ var secretTexts = sync.OnceValue(func() *regexp.Regexp {
 		`|[?&](x-(amz|goog)-(signature|security-token)|sig|signature|[a-z_-]*token|api[_-]?key|password|secret)=[^&\s"'<>]+`)
 })
 
-// locations are fields within a secret that hold its location, not its value.
+// locations are fields within a secret that contain its location instead of its value.
 var locations = map[string]bool{"@type": true, "filename": true, "path": true, "watched_directory": true, "provider_name": true, "name": true}
 
-// JSON copies JSON without secrets: values of fields and headers with a secret's name, and strings that look like
-// secrets. It holds one value in memory at a time.
+// JSON copies JSON and removes secrets: values of fields and headers whose names indicate a secret, and strings that
+// look like secrets. It stores one value in memory at a time.
 func JSON(to io.Writer, from io.Reader) error {
 	in := json.NewDecoder(from)
 	in.UseNumber()
@@ -64,12 +65,13 @@ func JSON(to io.Writer, from io.Reader) error {
 type redactor struct {
 	in  *json.Decoder
 	out *bufio.Writer
-	// textDepth is the number of JSON strings around the current JSON; found reports whether it contained a secret.
+	// textDepth is the number of JSON strings that enclose the current JSON. found reports whether it contained a
+	// secret.
 	textDepth int
 	found     bool
 }
 
-// value copies one value. name is the name of its field. hidden means that the value belongs to a secret.
+// value copies one value. name is the name of its field. hidden specifies that the value belongs to a secret.
 func (r *redactor) value(name string, hidden bool, depth int) error {
 	if depth > maxJSONDepth {
 		return fmt.Errorf("nested deeper than %d", maxJSONDepth)
@@ -94,7 +96,7 @@ func (r *redactor) value(name string, hidden bool, depth int) error {
 	return r.write(t)
 }
 
-// text returns a string without the secrets in it. Some filters have JSON configuration in a string.
+// text returns a string without its secrets. Some filters have JSON configuration in a string.
 func (r *redactor) text(v string) string {
 	if inner, ok := withoutEmbedded(v, r.textDepth); ok {
 		r.found = true
@@ -107,8 +109,8 @@ func (r *redactor) text(v string) string {
 	return v
 }
 
-// withoutEmbedded returns a string that is JSON without its secrets; ok is false if the string is not JSON or has no
-// secrets.
+// withoutEmbedded returns a JSON text without its secrets. ok is false if the text is not JSON or contains no secrets.
+// within is the number of JSON strings that enclose the text.
 func withoutEmbedded(text string, within int) (string, bool) {
 	trimmed := strings.TrimSpace(text)
 	if len(trimmed) < 2 || trimmed[0] != '{' && trimmed[0] != '[' || !json.Valid([]byte(trimmed)) {
@@ -126,7 +128,7 @@ func withoutEmbedded(text string, within int) (string, bool) {
 	return clean.String(), r.found
 }
 
-// atEnd returns an error for JSON that ends too early.
+// atEnd returns io.ErrUnexpectedEOF for io.EOF, because the JSON is incomplete. It returns other errors unchanged.
 func atEnd(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -155,7 +157,7 @@ func (r *redactor) array(name string, hidden bool, depth int) error {
 	return r.close(']')
 }
 
-// object copies a list of fields. In Envoy's configuration a header is {"key": …, "value": …}, in that order.
+// object copies an object. In Envoy's configuration a header is {"key": …, "value": …}, in this order.
 func (r *redactor) object(hidden bool, depth int) error {
 	_ = r.out.WriteByte('{')
 	header := false
@@ -190,7 +192,7 @@ var (
 	holdsHeader = map[string]bool{"value": true, "raw_value": true, "string_value": true, "exact_match": true, "string_match": true}
 )
 
-// headerName copies a value that may be the name of a header, and reports whether the header is secret.
+// headerName copies a value that may be the name of a header. It reports whether the name indicates a secret.
 func (r *redactor) headerName(depth int) (bool, error) {
 	t, err := r.in.Token()
 	if err != nil {
@@ -215,7 +217,8 @@ func (r *redactor) close(with byte) error {
 	return r.out.WriteByte(with)
 }
 
-// Text returns a text without what looks like a secret. In JSON, it also removes values of fields with a secret's name.
+// Text returns a text without parts that look like secrets. If the text is JSON, it also removes the values of fields
+// whose names indicate a secret.
 func Text(text string) string {
 	if clean, ok := withoutEmbedded(text, 0); ok {
 		text = clean
@@ -223,7 +226,7 @@ func Text(text string) string {
 	return RedactPatterns(text)
 }
 
-// RedactPatterns returns a text without what looks like a secret.
+// RedactPatterns returns a text without parts that look like secrets.
 func RedactPatterns(text string) string {
 	if !mayHold(text) || !secretTexts().MatchString(text) {
 		return text
@@ -231,21 +234,21 @@ func RedactPatterns(text string) string {
 	return strings.TrimSpace(secretTexts().ReplaceAllString(text, redacted))
 }
 
-// mayHold reports whether a text contains a substring that every recognizable secret has. The regular expression is a
-// hundred times slower, and Envoy may write thousands of lines per second.
+// mayHold reports whether a text may contain a secret: every text that secretTexts matches has one of these substrings.
+// It is a hundred times faster than the regular expression, and Envoy may log thousands of lines per second.
 func mayHold(text string) bool {
 	return strings.Contains(text, "-----") || strings.Contains(text, "://") && strings.Contains(text, "@") ||
 		strings.Contains(text, "=") && strings.ContainsAny(text, "?&") || hasBeginning(text) ||
-		strings.Contains(text, "\u017f") // the expression matches it as an s
+		strings.Contains(text, "\u017f") // the long s, which a case-insensitive expression matches as s
 }
 
-// beginnings are the first characters of credentials, in lower case.
+// beginnings are the first characters of recognizable credentials, in lower case.
 var beginnings = []string{
 	"bearer ", "basic ", "eyj", "akia", "asia", "aiza", "gho_", "ghp_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "xox", "rk_", "sk_", "sk-",
 	"hvb.", "hvs.", "npm_", "dckr_pat_", "ls0tls1crudjtib", // base64 of "-----BEGIN "
 }
 
-// firstLetters has a bit for the first letter of each beginning.
+// firstLetters is a bit set of the first letters of beginnings.
 var firstLetters = func() (letters uint32) {
 	for _, b := range beginnings {
 		letters |= 1 << (b[0] - 'a')
@@ -267,17 +270,18 @@ func hasBeginning(text string) bool {
 	return false
 }
 
-// harmlessNames matches names that mention a secret but have another value, for example its location.
+// harmlessNames matches names that contain a word for secrets but whose values are not secret, for example a file's
+// path.
 var harmlessNames = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`(?i)(name|file|path|dir|directory|ttl|lifetime|audiences?|issuer|type|provider|header|port|signer|enabled)$`)
 })
 
-// IsSecretSetting reports whether a setting, a metadata entry or a label with that name has a secret value.
+// IsSecretSetting reports whether the name of a setting, a metadata entry or a label indicates a secret value.
 func IsSecretSetting(name string) bool {
 	return (IsSecret(name) || strings.Contains(strings.ToLower(name), "secret")) && !harmlessNames().MatchString(name)
 }
 
-// Labels returns labels without secret values, for printing.
+// Labels returns a copy of labels with redacted secret values.
 func Labels(labels map[string]string) map[string]string {
 	shown := make(map[string]string, len(labels))
 	for name, value := range labels {
@@ -289,5 +293,5 @@ func Labels(labels map[string]string) map[string]string {
 	return shown
 }
 
-// IsSecret reports whether a field or header with that name has a secret value.
+// IsSecret reports whether the name of a field or header indicates a secret value.
 func IsSecret(name string) bool { return secretNames().MatchString(name) }

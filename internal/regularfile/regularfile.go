@@ -1,5 +1,5 @@
-// Package regularfile reads files where something else may be in their place: who opens a pipe waits for its writer, and
-// what is not bounded fills the memory.
+// Package regularfile reads files that may have been replaced by something else. Opening a pipe would block until a
+// process writes to it, and reading a file of unlimited size would exhaust the memory.
 package regularfile
 
 import (
@@ -10,7 +10,8 @@ import (
 	"syscall"
 )
 
-// Open opens a file for reading. What is no plain file is refused, and not waited for.
+// Open opens a file for reading. If it is not a regular file, for example a pipe, Open returns an error and does not
+// block.
 func Open(path string) (*os.File, fs.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -27,7 +28,7 @@ func Open(path string) (*os.File, fs.FileInfo, error) {
 	return f, info, nil
 }
 
-// Read reads a file of that many bytes at most; a larger one is an error.
+// Read reads a file of at most maxSize bytes. A larger file is an error.
 func Read(path string, maxSize int64) ([]byte, error) {
 	f, _, err := Open(path)
 	if err != nil {

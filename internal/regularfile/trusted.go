@@ -10,12 +10,13 @@ import (
 	"syscall"
 )
 
-// maxLinks limits the symbolic links of one path, as the kernel does.
+// maxLinks limits the number of symbolic links in one path. The kernel has the same limit.
 const maxLinks = 40
 
-// ReadTrusted reads a file that only root, or the user of this process, can change: the file, each directory of its path and
-// each symbolic link on the way belong to one of these users. Neither the file nor a directory is writable by its group or
-// others, except for directories with the sticky bit. No other user can then change what the path leads to.
+// ReadTrusted reads a file that only root or this process's user can change. The file, each directory in its path and
+// each symbolic link must belong to one of these users. Neither the file nor a directory may be writable by its group
+// or by other users, except for directories with the sticky bit. So no other user can change which file the path refers
+// to.
 func ReadTrusted(path string, maxSize int64) ([]byte, error) {
 	target, err := resolveTrusted(path)
 	if err != nil {
@@ -32,7 +33,8 @@ func ReadTrusted(path string, maxSize int64) ([]byte, error) {
 	return readAll(f, maxSize)
 }
 
-// resolveTrusted returns the path without symbolic links. It fails if another user can change what a component is.
+// resolveTrusted returns the path without symbolic links. It returns an error if another user can change or replace a
+// component.
 func resolveTrusted(path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -69,12 +71,13 @@ func resolveTrusted(path string) (string, error) {
 	}
 }
 
-// components splits a path.
+// components splits a path at its separators.
 func components(path string) []string {
 	return strings.FieldsFunc(path, func(r rune) bool { return r == filepath.Separator })
 }
 
-// checkTrusted fails if another user than root and that of this process can change a file, or the entries of a directory.
+// checkTrusted returns an error if a user other than root and this process's user can change the file, or add entries
+// to the directory.
 func checkTrusted(path string, info fs.FileInfo) error {
 	const remedy = "make root its owner, and remove write permission for its group and others (chown root, chmod go-w)"
 	stat, ok := info.Sys().(*syscall.Stat_t)

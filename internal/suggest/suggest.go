@@ -3,13 +3,13 @@ package suggest
 
 import "strings"
 
-// Name returns the candidate that is closest to an unknown name, or "" when none is close. It ignores case and
+// Name returns the candidate that is most similar to a misspelled name, or "" if none is similar. It ignores case and
 // separators.
 func Name(written string, among []string) string {
 	return ClosestWithin(written, among, max(1, len(written)/3))
 }
 
-// ClosestWithin returns the closest candidate with at most the specified number of typing mistakes, or "".
+// ClosestWithin returns the most similar candidate with at most mistakes typing mistakes, or "".
 func ClosestWithin(written string, among []string, mistakes int) string {
 	best, bestDistance := "", mistakes+1
 	folded := fold(written)
@@ -25,7 +25,8 @@ var separators = strings.NewReplacer("_", "", "-", "", ".", "", "/", "")
 
 func fold(name string) string { return strings.ToLower(separators.Replace(name)) }
 
-// distance is the number of letters to add, leave out, change or swap with their neighbour; at least limit is just limit.
+// distance returns the number of typing mistakes between a and b: missing, additional, changed or swapped letters. If
+// there are limit or more, it returns limit.
 func distance(a, b string, limit int) int {
 	if d := len(a) - len(b); d >= limit || -d >= limit {
 		return limit

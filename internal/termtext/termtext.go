@@ -1,5 +1,5 @@
-// Package termtext makes text safe to print at a terminal. Names and messages from untrusted sources cannot move the
-// cursor, change colours, forge lines or reverse the direction of text.
+// Package termtext makes text safe to print on a terminal. With it, names and messages from untrusted sources cannot
+// move the cursor, change colours, forge lines or reverse the direction of text.
 package termtext
 
 import (
@@ -11,28 +11,29 @@ import (
 	"unicode/utf8"
 )
 
-// Escape returns text for one line of output. It replaces unprintable characters by visible escapes, such as \u001b: control
-// characters, bidirectional controls, invisible characters, line separators and invalid UTF-8.
+// Escape returns text as one line in which unprintable characters are replaced by visible escapes such as \u001b:
+// control characters, bidirectional controls, invisible characters, line separators and invalid UTF-8.
 func Escape(text string) string {
 	safe, _ := escape(text, false, true)
 	return safe
 }
 
-// EscapeLines is Escape for text of several lines: line feeds and tabs stay.
+// EscapeLines is Escape for text of several lines: it does not escape line feeds and tabs.
 func EscapeLines(text string) string {
 	safe, _ := escape(text, true, true)
 	return safe
 }
 
-// OneLine is Escape for messages: ends of lines and tabs become spaces.
+// OneLine is Escape for messages: line ends and tabs are replaced by spaces.
 func OneLine(text string) string { return Escape(lineEnds.Replace(text)) }
 
 var lineEnds = strings.NewReplacer("\r\n", " ", "\n", " ", "\t", " ")
 
-// escape escapes text. Unless it is complete, an incomplete character at the end is returned as rest.
+// escape escapes unprintable characters. lines allows line feeds and tabs. If complete is false and the text ends
+// within a UTF-8 character, the bytes of that character are returned as rest.
 func escape(text string, lines, complete bool) (safe, rest string) {
 	var b strings.Builder
-	start := 0 // of what is not in b yet
+	start := 0 // text[start:] is not in b yet
 	for at := 0; at < len(text); {
 		c := text[at]
 		if c >= ' ' && c < 0x7f || lines && (c == '\n' || c == '\t') {
@@ -58,7 +59,7 @@ func escape(text string, lines, complete bool) (safe, rest string) {
 	return b.String() + text[start:], ""
 }
 
-// escaped returns an escape that is valid in JSON, too, as far as the character is one of those that JSON has unescaped.
+// escaped returns the escape of a character. Except for characters above U+FFFF, the escape is also valid in JSON.
 func escaped(r rune) string {
 	switch r {
 	case '\n':
@@ -74,18 +75,18 @@ func escaped(r rune) string {
 	return fmt.Sprintf(`\u%04x`, r)
 }
 
-// Writer escapes what is written to it, as EscapeLines does. It is safe for concurrent use.
+// Writer escapes the text that is written to it, as EscapeLines does. It is safe for concurrent use.
 type Writer struct {
 	out  io.Writer
 	mu   sync.Mutex
-	rest string // an incomplete character
+	rest string // incomplete UTF-8 character at the end of the last write
 }
 
-// NewWriter returns a writer to out.
+// NewWriter returns a Writer that writes to out.
 func NewWriter(out io.Writer) *Writer { return &Writer{out: out} }
 
-// Raw returns the writer behind a Writer, for text that is escaped already and for colours. Other writers are returned as
-// they are.
+// Raw returns the writer under a Writer, for colours and for text that is already escaped. It returns any other writer
+// unchanged.
 func Raw(out io.Writer) io.Writer {
 	if w, ok := out.(*Writer); ok {
 		return w.out
@@ -104,7 +105,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ShortLine joins the lines of a text, and shortens it to 400 bytes.
+// ShortLine joins the lines of a text to one line, and shortens it to 400 bytes.
 func ShortLine(text string) string {
 	text = strings.Join(strings.Fields(text), " ")
 	if len(text) > 400 {

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// RemoveCgroups removes a cgroup from every hierarchy, with all cgroups below it: a container runtime leaves them
-// behind when its containers are killed with it. It waits up to timeout for their processes to end.
+// RemoveCgroups removes a cgroup and all cgroups below it from every hierarchy. A container runtime that was killed
+// does not remove them. It waits up to timeout until their processes have exited.
 func RemoveCgroups(cgroup string, timeout time.Duration) {
 	roots, _ := filepath.Glob("/sys/fs/cgroup/*/" + cgroup)
 	if _, err := os.Stat("/sys/fs/cgroup/" + cgroup); err == nil {

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// InDir changes to a temporary directory with these files, given by their relative names, until the test ends.
+// InDir changes the working directory to a temporary directory until the test ends. files are created there; the keys
+// are relative paths.
 func InDir(t *testing.T, files map[string]string) {
 	t.Helper()
 	dir := t.TempDir()

@@ -6,9 +6,8 @@ import (
 	"testing"
 )
 
-// Program writes an executable file. While the file is open, no other goroutine of the test may start a program: the
-// child would inherit the open file for a moment, and the kernel refuses to run a file that is open for writing ("text
-// file busy").
+// Program writes an executable file. No other goroutine can start a program while the file is open. Otherwise the child
+// would inherit the open file for a moment, and the kernel would refuse to run it ("text file busy").
 func Program(t testing.TB, path string, text []byte) {
 	t.Helper()
 	syscall.ForkLock.RLock()

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Terminal makes a terminal: its keyboard and screen, until the test ends, and what a program has of it, which is to be
-// closed once that has started.
+// Terminal creates a pseudo-terminal. keys is the side of keyboard and screen, and is closed when the test ends. tty is
+// the side of the program; the caller closes it after the program has started.
 func Terminal(t testing.TB) (keys, tty *os.File) {
 	t.Helper()
 	keys, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)

@@ -1,4 +1,4 @@
-// Package testenv provides what tests share: the pinned Envoys, and the project's binaries.
+// Package testenv provides helpers for tests, the pinned Envoy versions, and the project's binaries.
 package testenv
 
 import (
@@ -11,19 +11,19 @@ import (
 	"testing"
 )
 
-// The Envoys that promises are tested with: the one that the project is built for, the oldest that works, and one
-// between them. scripts/envoy.sh installs them.
+// The Envoy versions that the tests use: the version that the project is built for, the oldest supported version, and
+// one between them. scripts/envoy.sh installs them.
 const (
 	EnvoyVersion    = "1.40.0"
 	MidEnvoyVersion = "1.38.3"
 	OldEnvoyVersion = "1.36.4"
 )
 
-// EnvoyVersions are all of them, the newest first.
+// EnvoyVersions returns all Envoy versions that the tests use, newest first.
 func EnvoyVersions() []string { return []string{EnvoyVersion, MidEnvoyVersion, OldEnvoyVersion} }
 
-// root is looked for when the process starts, in the package's folder, before a test changes directory. What the
-// compiler knows of the source's place would not do: with -trimpath it knows nothing.
+// root is determined when the process starts in the package's directory, before a test changes the directory. With
+// -trimpath the compiler does not record the path of the sources.
 var root, errRoot = findRoot()
 
 func findRoot() (string, error) {
@@ -37,12 +37,12 @@ func findRoot() (string, error) {
 			return dir, nil
 		}
 		if dir == filepath.Dir(dir) {
-			return "", fmt.Errorf("neither %s nor a folder above it is the checkout", start)
+			return "", fmt.Errorf("neither %s nor a parent directory is the root of the repository", start)
 		}
 	}
 }
 
-// Root is the root folder of the checkout, in or below which the process was started.
+// Root returns the root directory of the repository. The process must have been started in or below it.
 func Root() string {
 	if errRoot != nil {
 		panic("testenv: " + errRoot.Error())
@@ -50,10 +50,10 @@ func Root() string {
 	return root
 }
 
-// Envoy is the path of the pinned Envoy. A test that needs one fails where it is missing: nothing is skipped.
+// Envoy returns the path of the newest pinned Envoy. If it is not installed, the test fails.
 func Envoy(t testing.TB) string { return EnvoyOf(t, EnvoyVersion) }
 
-// EnvoyOf is the path of one of the pinned Envoys.
+// EnvoyOf returns the path of one of the pinned Envoys. If it is not installed, the test fails.
 func EnvoyOf(t testing.TB, version string) string {
 	t.Helper()
 	cache, err := os.UserCacheDir()

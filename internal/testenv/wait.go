@@ -10,7 +10,8 @@ import (
 // defaultTimeout is the timeout of Eventually. It is generous because only failing tests wait this long.
 const defaultTimeout = 2 * time.Minute
 
-// Eventually waits until check returns nil. At the timeout it fails the test with the last error of check.
+// Eventually polls check until it returns nil. At the timeout it fails the test with the last error. what describes the
+// expected event.
 func Eventually(t testing.TB, what string, check func() error) {
 	t.Helper()
 	deadline := time.Now().Add(defaultTimeout)
@@ -20,7 +21,7 @@ func Eventually(t testing.TB, what string, check func() error) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %s: %v", what, defaultTimeout, err)
+			t.Fatalf("%s: not fulfilled within %s: %v", what, defaultTimeout, err)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
@@ -32,14 +33,14 @@ type Buffer struct {
 	b  bytes.Buffer
 }
 
-// Write appends.
+// Write appends p to the buffer.
 func (b *Buffer) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.b.Write(p)
 }
 
-// String is what was written so far.
+// String returns everything that was written so far.
 func (b *Buffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package testimage makes container images for tests.
+// Package testimage creates container images for tests.
 package testimage
 
 import (
@@ -11,14 +11,14 @@ import (
 	"testing"
 )
 
-// File is a file of an image, or a folder if its name ends with a slash.
+// File is a file of an image, or a directory if its name ends with a slash.
 type File struct {
 	Name string
 	Text []byte
 	Mode int64
 }
 
-// Archive is an image of one layer in the form of `docker save`.
+// Archive returns a container image with one layer, in the format of `docker save`.
 func Archive(t testing.TB, name string, entrypoint []string, files ...File) []byte {
 	t.Helper()
 	layer := tarOf(t, files...)

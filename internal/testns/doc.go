@@ -1,2 +1,2 @@
-// Package testns makes network namespaces for tests, and runs things in them.
+// Package testns creates network namespaces and mount namespaces for tests, and runs functions and programs in them.
 package testns

@@ -7,14 +7,15 @@ import (
 	"testing"
 )
 
-// ownMounts is set in the process that has mounts of its own.
-const ownMounts = "PILOTFISH_TEST_OWN_MOUNTS"
+// inPrivateMounts is the environment variable that is set in a process with a private mount namespace.
+const inPrivateMounts = "PILOTFISH_TEST_OWN_MOUNTS"
 
-// EnterPrivateMounts reports whether the test runs in a mount namespace of its own. If not, it has run the test again in a
-// process with one, after the shell command first, and the caller returns. The test is skipped without the privilege.
+// EnterPrivateMounts returns true if the test runs in a private mount namespace. Otherwise it runs the shell command
+// first and then the test again in a process with such a namespace, and returns false: the caller must then return.
+// Without root privileges, the test is skipped.
 func EnterPrivateMounts(t *testing.T, first string) bool {
 	t.Helper()
-	if os.Getenv(ownMounts) != "" {
+	if os.Getenv(inPrivateMounts) != "" {
 		return true
 	}
 	if os.Geteuid() != 0 {
@@ -24,9 +25,9 @@ func EnterPrivateMounts(t *testing.T, first string) bool {
 		first += " && "
 	}
 	again := exec.Command("unshare", "--mount", "sh", "-c", first+`exec "$0" -test.v -test.run "^$1\$"`, os.Args[0], t.Name())
-	again.Env = append(os.Environ(), ownMounts+"=yes")
+	again.Env = append(os.Environ(), inPrivateMounts+"=yes")
 	if out, err := again.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS") {
-		t.Errorf("with mounts of its own: %v:\n%s", err, out)
+		t.Errorf("in a private mount namespace: %v:\n%s", err, out)
 	}
 	return false
 }

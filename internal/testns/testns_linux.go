@@ -15,10 +15,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// Namespace is a network namespace, which ends with its test.
+// Namespace is a network namespace. It is deleted when its handle is closed.
 type Namespace struct{ Handle netns.NsHandle }
 
-// New makes a namespace whose loopback is up. The test is skipped for users who may not.
+// New creates a namespace whose loopback interface is up, until the test ends. Without root privileges, the test is
+// skipped.
 func New(t testing.TB) *Namespace {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -39,7 +40,8 @@ func New(t testing.TB) *Namespace {
 	return n
 }
 
-// NewNamespace makes a namespace in which everything is down, and which ends when its handle is closed: for tests of very many.
+// NewNamespace creates a namespace in which all interfaces are down. The caller must close its handle. It is for tests
+// with many namespaces.
 func NewNamespace() (*Namespace, error) {
 	n := &Namespace{Handle: -1}
 	err := onThread(func() (err error) {
@@ -47,20 +49,20 @@ func NewNamespace() (*Namespace, error) {
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("a network namespace: %w", err)
+		return nil, fmt.Errorf("creating a network namespace: %w", err)
 	}
 	return n, nil
 }
 
-// onThread runs f on a thread that ends with it, because the thread's namespace differs from the process's afterwards.
-// The main thread cannot end, and /proc shows it as the whole process, so f runs on another thread.
+// onThread runs f on a thread that exits afterwards, because f changes the thread's namespace. The main thread cannot
+// exit, and /proc shows its namespace as that of the process, so f runs on another thread.
 func onThread(f func() error) error {
 	result := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked
+		runtime.LockOSThread() // never unlocked, so that the thread exits with the goroutine
 		if syscall.Gettid() == os.Getpid() {
 			defer runtime.UnlockOSThread()
-			result <- onThread(f) // on another thread, while this goroutine occupies the main thread
+			result <- onThread(f) // this goroutine occupies the main thread meanwhile
 			return
 		}
 		result <- f()
@@ -68,7 +70,7 @@ func onThread(f func() error) error {
 	return <-result
 }
 
-// Run runs f on a thread in the namespace, which is of no use to goroutines that f starts.
+// Run runs f on a thread in the namespace. Goroutines that f starts are not in the namespace.
 func (n *Namespace) Run(f func() error) error {
 	return onThread(func() error {
 		if err := netns.Set(n.Handle); err != nil {
@@ -78,7 +80,7 @@ func (n *Namespace) Run(f func() error) error {
 	})
 }
 
-// Links changes links, addresses, routes and queues of the namespace.
+// Links calls f with a netlink handle for the namespace, to change its links, addresses, routes and queues.
 func (n *Namespace) Links(t testing.TB, f func(*netlink.Handle) error) {
 	t.Helper()
 	h, err := netlink.NewHandleAt(n.Handle)
@@ -101,7 +103,7 @@ func (n *Namespace) Start(t testing.TB, cmd *exec.Cmd) (output *testenv.Buffer, 
 	}
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	started, done := make(chan error), make(chan struct{})
-	go func() { // the kernel kills the child with the thread that started it, so that thread has to stay
+	go func() { // the kernel kills the child when the thread that started it exits, so the thread waits for the child
 		defer close(done)
 		_ = n.Run(func() error {
 			err := cmd.Start()
@@ -119,7 +121,7 @@ func (n *Namespace) Start(t testing.TB, cmd *exec.Cmd) (output *testenv.Buffer, 
 		_ = cmd.Process.Kill()
 		<-done
 		if t.Failed() {
-			t.Logf("%s said:\n%s", filepath.Base(cmd.Path), output)
+			t.Logf("output of %s:\n%s", filepath.Base(cmd.Path), output)
 		}
 	})
 	return output, done

@@ -1,4 +1,4 @@
-// Package testpki makes certificates for tests.
+// Package testpki creates certificates for tests.
 package testpki
 
 import (
@@ -17,16 +17,16 @@ import (
 	"time"
 )
 
-// lifetime is that of an authority's own certificate.
+// lifetime is the lifetime of CA certificates.
 const lifetime = 7 * 24 * time.Hour
 
-// Authority signs certificates.
+// Authority is a certificate authority.
 type Authority struct {
 	Cert *x509.Certificate
 	Key  crypto.Signer
 }
 
-// New makes an authority with a root of its own.
+// New creates an authority with a self-signed root certificate.
 func New(t testing.TB, name string) *Authority {
 	t.Helper()
 	key := newKey(t)
@@ -38,7 +38,7 @@ func New(t testing.TB, name string) *Authority {
 	return &Authority{Cert: sign(t, template, template, key.Public(), key), Key: key}
 }
 
-// Intermediate makes an authority below this one.
+// Intermediate creates an authority whose certificate is signed by a.
 func (a *Authority) Intermediate(t testing.TB, name string) *Authority {
 	t.Helper()
 	key := newKey(t)
@@ -50,10 +50,11 @@ func (a *Authority) Intermediate(t testing.TB, name string) *Authority {
 	return &Authority{Cert: a.Sign(t, template, key.Public()), Key: key}
 }
 
-// PEM is the authority's own certificate.
+// PEM returns the authority's certificate in PEM.
 func (a *Authority) PEM() []byte { return PEM(a.Cert) }
 
-// Sign signs a certificate with the content of the template for the key. Serial number and validity have defaults.
+// Sign signs a certificate for key with the contents of template. If the template has no serial number or validity,
+// defaults are used.
 func (a *Authority) Sign(t testing.TB, template *x509.Certificate, key crypto.PublicKey) *x509.Certificate {
 	t.Helper()
 	if template.SerialNumber == nil {
@@ -68,7 +69,7 @@ func (a *Authority) Sign(t testing.TB, template *x509.Certificate, key crypto.Pu
 	return sign(t, template, a.Cert, key, a.Key)
 }
 
-// Workload makes a certificate and key for a SPIFFE ID, for both sides of a connection, in PEM.
+// Workload creates a certificate and key for a SPIFFE ID, for clients and servers, in PEM.
 func (a *Authority) Workload(t testing.TB, id string) (cert, key []byte) {
 	t.Helper()
 	uri, err := url.Parse(id)
@@ -78,7 +79,7 @@ func (a *Authority) Workload(t testing.TB, id string) (cert, key []byte) {
 	return a.issue(t, &x509.Certificate{URIs: []*url.URL{uri}})
 }
 
-// Server makes a certificate and key for a server of the names and addresses, in PEM.
+// Server creates a certificate and key for a server with the specified host names and IP addresses, in PEM.
 func (a *Authority) Server(t testing.TB, names ...string) (cert, key []byte) {
 	t.Helper()
 	template := &x509.Certificate{}
@@ -92,7 +93,7 @@ func (a *Authority) Server(t testing.TB, names ...string) (cert, key []byte) {
 	return a.issue(t, template)
 }
 
-// ServerConfig is a TLS configuration for a server of the names.
+// ServerConfig returns a TLS configuration for a server with the specified host names and IP addresses.
 func (a *Authority) ServerConfig(t testing.TB, names ...string) *tls.Config {
 	t.Helper()
 	cert, key := a.Server(t, names...)
@@ -103,7 +104,7 @@ func (a *Authority) ServerConfig(t testing.TB, names ...string) *tls.Config {
 	return &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS12}
 }
 
-// Pool is a pool with the authority's root in it.
+// Pool returns a pool that contains the authority's certificate.
 func (a *Authority) Pool() *x509.CertPool {
 	pool := x509.NewCertPool()
 	pool.AddCert(a.Cert)
@@ -118,7 +119,7 @@ func (a *Authority) issue(t testing.TB, template *x509.Certificate) (cert, key [
 	return PEM(a.Sign(t, template, signer.Public())), KeyPEM(t, signer)
 }
 
-// PEM encodes certificates.
+// PEM encodes certificates as PEM.
 func PEM(certs ...*x509.Certificate) []byte {
 	var out []byte
 	for _, c := range certs {
@@ -127,7 +128,7 @@ func PEM(certs ...*x509.Certificate) []byte {
 	return out
 }
 
-// KeyPEM encodes a private key.
+// KeyPEM encodes a private key as PEM.
 func KeyPEM(t testing.TB, key crypto.Signer) []byte {
 	t.Helper()
 	der, err := x509.MarshalPKCS8PrivateKey(key)

@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// ServerCredentials returns gRPC server credentials that accept only the given users, identified by the kernel's peer
-// credentials. Refused peers are logged.
+// ServerCredentials returns gRPC server credentials that accept only connections of users. The kernel's peer
+// credentials identify the user. Rejected connections are logged.
 func ServerCredentials(users Users, logger *slog.Logger) credentials.TransportCredentials {
 	return &peerCredentials{users: users, logger: logger}
 }
@@ -20,19 +20,19 @@ type peerCredentials struct {
 	logger *slog.Logger
 }
 
-// AuthInfo contains the caller's identity.
+// AuthInfo contains the client process of a connection.
 type AuthInfo struct {
 	credentials.CommonAuthInfo
 	Peer
 }
 
-// AuthType names the kind of credentials.
+// AuthType implements credentials.AuthInfo.
 func (AuthInfo) AuthType() string { return "unix-peer" }
 
 func (c *peerCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	peer, err := c.users.check(conn)
 	if err != nil {
-		c.logger.Warn("connection refused", "socket", conn.LocalAddr().String(), "error", err)
+		c.logger.Warn("connection rejected", "socket", conn.LocalAddr().String(), "error", err)
 		return nil, nil, err
 	}
 	info := AuthInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, Peer: peer}
@@ -51,7 +51,7 @@ func (c *peerCredentials) Clone() credentials.TransportCredentials { return c }
 
 func (c *peerCredentials) OverrideServerName(string) error { return nil }
 
-// Peer is the process at the other end of a unix socket, when it connected.
+// Peer is the process that opened the connection to a unix socket, with its IDs at that time.
 type Peer struct {
 	PID int32
 	UID uint32

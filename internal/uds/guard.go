@@ -19,31 +19,33 @@ const SecretHeader = "x-pilotfish-agent-secret"
 // secretSize is the length of a secret in bytes, before it is encoded.
 const secretSize = 32
 
-// minRefusalInterval is the minimum time between two log lines about refused requests: outsiders can cause refusals.
+// minRefusalInterval is the minimum time between two log lines about rejected requests, because any local process can
+// cause them.
 const minRefusalInterval = 10 * time.Second
 
 // NewSecret returns 32 random bytes in hexadecimal.
 func NewSecret() string {
 	secret := make([]byte, secretSize)
-	_, _ = rand.Read(secret) // never fails: see its documentation
+	_, _ = rand.Read(secret) // never returns an error
 	return hex.EncodeToString(secret)
 }
 
-// Guard refuses requests without the secret that only the static clusters of Envoy's bootstrap send. Peer credentials do
-// not suffice for Envoy: a route or cluster of its configuration can lead an outsider's request to a socket.
-// Its methods are safe for concurrent use. A nil Guard accepts every request.
+// Guard rejects requests without the agent's secret. Only the static clusters of Envoy's bootstrap send it. Peer
+// credentials are not sufficient to identify Envoy's own requests: a route or cluster in Envoy's configuration can
+// forward the request of another client to the socket. The methods of Guard are safe for concurrent use. A nil Guard
+// accepts every request.
 type Guard struct {
-	// Secret is what the header must hold.
+	// Secret is the required value of the header.
 	Secret string
-	// IsExempt reports whether a peer needs no secret. It must not block.
+	// IsExempt reports whether requests of a peer need no secret. It must not block.
 	IsExempt func(Peer) bool
 	Logger   *slog.Logger
 
 	refusals loglimit.Limiter
 }
 
-// Check returns a gRPC status error if the peer must send the secret and did not. Values are those of SecretHeader. A
-// wrong secret is refused from every peer.
+// Check returns a gRPC status error if the secret is missing and the peer is not exempt. values are the values of
+// SecretHeader. A wrong secret is an error for every peer.
 func (g *Guard) Check(peer Peer, values []string) error {
 	switch {
 	case g == nil, len(values) == 0 && g.IsExempt(peer):
@@ -52,16 +54,16 @@ func (g *Guard) Check(peer Peer, values []string) error {
 		return nil
 	}
 	g.logRefusal(peer)
-	return status.Error(codes.PermissionDenied, "this request lacks the secret of the agent's Envoy")
+	return status.Error(codes.PermissionDenied, "the request lacks the secret of the agent's Envoy")
 }
 
-// logRefusal logs at most one line per interval, with the number of refusals since the last one.
+// logRefusal logs at most one line per minRefusalInterval, with the number of rejected requests since the last line.
 func (g *Guard) logRefusal(peer Peer) {
 	unlogged, ok := g.refusals.Allow(time.Now(), minRefusalInterval)
 	if !ok {
 		return
 	}
-	g.Logger.Warn("a request on the agent's socket is refused, because it lacks the secret of the agent's Envoy; "+
+	g.Logger.Warn("rejected a request on the agent's socket, because it lacks the secret of the agent's Envoy; "+
 		"if the process is Envoy, an endpoint in its configuration leads to this socket: remove that endpoint",
 		"pid", peer.PID, "uid", peer.UID, "unlogged", unlogged)
 }

@@ -35,7 +35,7 @@ func TestGuardRefusesRequestsWithoutTheSecret(t *testing.T) {
 			if status.Code(err) != c.want {
 				t.Errorf("Check: %v, want %s", err, c.want)
 			}
-			if logged := strings.Contains(log.String(), "refused"); logged != (c.want != codes.OK) {
+			if logged := strings.Contains(log.String(), "rejected"); logged != (c.want != codes.OK) {
 				t.Errorf("the log: %s", log.String())
 			}
 			if strings.Contains(log.String(), secret) || err != nil && strings.Contains(err.Error(), secret) {
@@ -51,7 +51,7 @@ func TestGuardLogsManyRefusalsOnce(t *testing.T) {
 	for range 1000 {
 		_ = g.Check(Peer{}, nil)
 	}
-	if n := strings.Count(log.String(), "refused"); n != 1 {
+	if n := strings.Count(log.String(), "rejected"); n != 1 {
 		t.Errorf("%d lines for 1000 refusals:\n%s", n, log.String())
 	}
 }

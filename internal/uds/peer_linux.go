@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PeerOf returns the peer credentials of a unix socket.
+// PeerOf returns the peer credentials of a unix socket connection.
 func PeerOf(conn net.Conn) (Peer, error) {
 	uc, ok := conn.(*net.UnixConn)
 	if !ok {

@@ -8,7 +8,7 @@ import (
 	"runtime"
 )
 
-// PeerOf works on Linux only.
+// PeerOf returns an error, because only Linux is supported.
 func PeerOf(net.Conn) (Peer, error) {
 	return Peer{}, fmt.Errorf("pilotfish runs on Linux; this is %s: it cannot determine the peer of a unix socket", runtime.GOOS)
 }

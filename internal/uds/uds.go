@@ -1,4 +1,4 @@
-// Package uds creates the unix sockets on which the agent serves its Envoy, and identifies their peers.
+// Package uds creates the agent's unix sockets and identifies the processes that connect to them.
 package uds
 
 import (
@@ -16,23 +16,23 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
-// ProxyUID is the user that Envoy runs as in an injected pod.
+// ProxyUID is the user ID of Envoy in an injected pod.
 const ProxyUID = 1337
 
-// maxPath is the longest path that fits into a socket address on Linux, without its final zero.
+// maxPath is the maximum length of a unix socket's path on Linux, without the terminating zero byte.
 const maxPath = 107
 
 // probeTimeout limits the connection attempt that shows whether a process still listens on an existing socket.
 const probeTimeout = time.Second
 
-// Listen creates a unix socket with exactly the given mode, and its directory if missing. A socket file without a
-// listening process is replaced; a socket in use is an error. Closing the listener removes the file, unless another
-// process has replaced it since.
+// Listen creates a unix socket with exactly the specified mode, and its directory if it is missing. It replaces a
+// socket file on which no process listens. A socket in use is an error. Closing the listener removes the file, unless
+// another process has replaced it.
 //
-// The socket is created under another name and renamed, so that it never exists with a wider mode.
+// The socket is created with another name and then renamed, so that the path never has a wider mode.
 func Listen(path string, mode fs.FileMode) (net.Listener, error) { return ListenFor(nil, path, mode) }
 
-// ListenFor is Listen for a socket that is to be another user's.
+// ListenFor is Listen for a socket whose file belongs to o.
 func ListenFor(o *owner.Owner, path string, mode fs.FileMode) (net.Listener, error) {
 	staging := path + ".new"
 	if len(staging) > maxPath {
@@ -95,10 +95,10 @@ func removeStale(path string) error {
 	conn, err := net.DialTimeout("unix", path, probeTimeout)
 	if err == nil {
 		_ = conn.Close()
-		return fmt.Errorf("unix socket %s: another process listens on it: stop that one first, or use another working directory", path)
+		return fmt.Errorf("unix socket %s: another process listens on it: stop that process, or use another working directory", path)
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("unix socket %s: checking whether it is in use: %w", path, err)
+		return fmt.Errorf("unix socket %s: checking for a listening process: %w", path, err)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("unix socket %s: removing the socket of an earlier run: %w", path, err)
@@ -120,16 +120,16 @@ func (l *listener) Close() error {
 	return l.UnixListener.Close()
 }
 
-// Addr is the place where clients find the socket.
+// Addr returns the path to which clients connect. The inner listener's address is the temporary name.
 func (l *listener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "unix"} }
 
-// Users is a set of user ids that may connect.
+// Users is the set of user IDs whose processes may connect.
 type Users []uint32
 
-// DefaultUsers are this process's own user, root, and the user of Envoy in an injected pod.
+// DefaultUsers returns this process's user, root, and Envoy's user in an injected pod.
 func DefaultUsers() Users { return Users{uint32(os.Geteuid()), 0, ProxyUID} }
 
-// Everyone, in a set of users, means all users.
+// Everyone is an element of Users that allows all users.
 const Everyone = ^uint32(0)
 
 // Allow reports whether the set contains the user.

@@ -1,12 +1,12 @@
-// Package umask is about the file mode mask that a process starts with.
+// Package umask changes the file mode creation mask of the process.
 package umask
 
 import "syscall"
 
-// ClearOwnerBits clears the owner's bits of the umask of the process and its children. Otherwise the process could create
-// directories that it cannot enter or remove. The bits for group and others stay. A command calls ClearOwnerBits first,
-// because the umask belongs to the whole process.
+// ClearOwnerBits clears the owner's bits of the umask of this process and its children. Otherwise the process could
+// create directories that it cannot enter or remove. The bits for group and others do not change. Call it at the start
+// of a command, because the umask applies to all threads.
 func ClearOwnerBits() {
-	mask := syscall.Umask(0o777) // it cannot be read without being set
+	mask := syscall.Umask(0o777) // reading the umask requires setting it
 	syscall.Umask(mask &^ 0o700)
 }
