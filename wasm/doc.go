@@ -1,9 +1,9 @@
-// Package wasm fetches the WebAssembly modules of Envoy's filters. A control plane names a module by a URL. This
-// package fetches it over HTTP, HTTPS or from an OCI registry, verifies it, caches it in a directory, and makes Envoy
-// load it from there. A cached module remains usable when its source is unavailable.
+// Package wasm fetches the WebAssembly modules of Envoy's filters. A control plane specifies the URL of a module. This
+// package fetches the module over HTTP, HTTPS or from an OCI registry, verifies it and caches it in a directory. It then
+// changes the filter so that Envoy loads the cached file. A cached module remains usable when its source is unavailable.
 //
-// Module sources are untrusted. The size of each module is limited, before and after unpacking, and so is the time of
-// each fetch. The metadata service of a cloud machine is never contacted.
+// Module sources are untrusted. The size of a module is limited, before and after unpacking. The time of a fetch is
+// limited too. The package never connects to the metadata service of a cloud machine.
 package wasm
 
 import (
@@ -24,28 +24,27 @@ type Config struct {
 	// Dir is the cache directory. Modules are stored as <SHA-256 of the URL>/<SHA-256 of the module>.wasm. The
 	// directory is created when the first module is requested, and may contain other files.
 	Dir string
-	// Owner is the user that reads the modules; nil is this process's user.
+	// Owner is the user that Envoy runs as, which reads the modules; nil is the user of this process.
 	Owner *owner.Owner
-	// Expiry is how long an unused module is cached; zero is 24 h. PurgeInterval is the interval of removing expired
-	// modules; zero is 1 h.
+	// Expiry is how long an unused module is cached; zero is 24 h. PurgeInterval is the interval at which expired modules
+	// are removed; zero is 1 h.
 	Expiry, PurgeInterval time.Duration
-	// Timeout limits one fetch attempt if the filter has no timeout; zero is 15 s.
+	// Timeout limits one attempt to fetch a module if the filter does not specify a timeout; zero is 15 s.
 	Timeout time.Duration
-	// Retries is the number of retries after a failure; negative means none, zero is 5. Backoff is the approximate
-	// first delay between them, which is doubled each time; zero is 500 ms.
+	// Retries is the number of retries of a failed fetch; negative means none, zero is 5. Backoff is the approximate delay
+	// before the first retry; zero is 500 ms. The delay doubles with each retry.
 	Retries int
 	Backoff time.Duration
-	// RetryInterval is the approximate first delay until a module that could not be fetched is fetched again, while a filter
-	// needs it. The delay is doubled each time, up to twenty times its first value. Zero is 30 s.
+	// RetryInterval is the approximate delay before a fetch that failed with all retries starts again, while a filter
+	// needs the module; zero is 30 s. The delay doubles each time, up to 20 times RetryInterval.
 	RetryInterval time.Duration
-	// MaxSize limits the size of a module in bytes, both as served and unpacked; zero is 256 MiB. MaxTotal limits the
-	// size of the cache; zero is four times MaxSize.
+	// MaxSize limits the size of a module in bytes, both packed and unpacked; zero is 256 MiB. MaxTotal limits the size of
+	// the cache in bytes; zero is four times MaxSize.
 	MaxSize, MaxTotal int64
 	// Insecure are hosts, with or without a port, whose certificates are not verified and that may serve images without
-	// TLS; * means all.
+	// TLS. "*" means all hosts.
 	Insecure []string
-	// Blocked are further networks from which no module is fetched. Link-local and metadata addresses are always
-	// blocked.
+	// Blocked are networks from which modules are not fetched. Link-local and metadata addresses are always blocked.
 	Blocked []netip.Prefix
 	// Roots verify the certificates of servers; nil means the system's.
 	Roots *x509.CertPool
@@ -53,7 +52,7 @@ type Config struct {
 	Policy tlspolicy.Policy
 
 	Logger *slog.Logger
-	// Metrics registers the metrics; nil means none are registered.
+	// Metrics is the registry of the metrics; nil disables them.
 	Metrics prometheus.Registerer
 	// Now is the clock for the expiry of modules; nil is time.Now.
 	Now func() time.Time

@@ -10,8 +10,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 )
 
-// dockerConfig contains the credentials of a Kubernetes pull secret (kubernetes.io/dockerconfigjson), by registry.
-// Credential helper programs that such a file may name are not run.
+// dockerConfig contains the credentials of a Kubernetes pull secret (kubernetes.io/dockerconfigjson), by registry. It
+// ignores the credential helper programs that such a file may specify.
 type dockerConfig map[string]dockerAuth
 
 type dockerAuth struct {
@@ -22,9 +22,9 @@ type dockerAuth struct {
 	RegistryToken string `json:"registrytoken"`
 }
 
-var errPullSecret = errors.New("its pull secret cannot be parsed; use a secret of type kubernetes.io/dockerconfigjson")
+var errPullSecret = errors.New("the pull secret cannot be parsed; use a secret of type kubernetes.io/dockerconfigjson")
 
-// parseDockerConfig parses a pull secret. Its error does not contain the content.
+// parseDockerConfig parses a pull secret. Its error does not contain the secret's content.
 func parseDockerConfig(secret []byte) (dockerConfig, error) {
 	var file struct {
 		Auths dockerConfig `json:"auths"`
@@ -52,14 +52,15 @@ func parseDockerConfig(secret []byte) (dockerConfig, error) {
 	return file.Auths, nil
 }
 
-// find returns the credentials of the most specific entry for an image: registry/path precedes registry.
+// find returns the credentials of the most specific entry for an image: an entry with the registry and a path precedes
+// one with only the registry.
 func (c dockerConfig) find(registry, repository string) (authn.AuthConfig, bool) {
 	best, longest := dockerAuth{}, -1
 	for key, auth := range c {
-		place := canonicalKey(key)
-		whole := canonicalRegistry(registry) + "/" + repository + "/"
-		if strings.HasPrefix(whole, place+"/") && len(place) > longest {
-			best, longest = auth, len(place)
+		prefix := canonicalKey(key)
+		image := canonicalRegistry(registry) + "/" + repository + "/"
+		if strings.HasPrefix(image, prefix+"/") && len(prefix) > longest {
+			best, longest = auth, len(prefix)
 		}
 	}
 	return authn.AuthConfig{
@@ -67,7 +68,8 @@ func (c dockerConfig) find(registry, repository string) (authn.AuthConfig, bool)
 	}, longest >= 0
 }
 
-// canonicalKey returns the key of an entry without the scheme and protocol version that old files contain.
+// canonicalKey returns the key of an entry without the URL scheme and the protocol version (/v1), which older Docker
+// configurations contain.
 func canonicalKey(key string) string {
 	key = strings.TrimPrefix(strings.TrimPrefix(key, "https://"), "http://")
 	key = strings.TrimSuffix(key, "/")
@@ -82,7 +84,7 @@ func canonicalKey(key string) string {
 	return host + "/" + rest
 }
 
-// canonicalRegistry returns the canonical name of a registry: Docker Hub, the default registry, has several host names.
+// canonicalRegistry returns the canonical host name of a registry. Only Docker Hub has several host names.
 func canonicalRegistry(host string) string {
 	domain := strings.TrimPrefix(name.DefaultRegistry, "index.")
 	if host == domain || host == "registry-1."+domain {

@@ -20,8 +20,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/fetchguard"
 )
 
-// ExtensionConfigType is the type URL of the resources that Rewrite changes: the configurations of single filters
-// (ECDS).
+// ExtensionConfigType is the type URL of the resources that Rewrite changes: filter configurations in ECDS.
 const ExtensionConfigType = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
 
 const (
@@ -30,31 +29,31 @@ const (
 	httpRBACType   = "type.googleapis.com/envoy.extensions.filters.http.rbac.v3.RBAC"
 	tcpRBACType    = "type.googleapis.com/envoy.extensions.filters.network.rbac.v3.RBAC"
 	structType     = "type.googleapis.com/xds.type.v3.TypedStruct"
-	udpaStructType = "type.googleapis.com/udpa.type.v1.TypedStruct" // the same fields under an older name
+	udpaStructType = "type.googleapis.com/udpa.type.v1.TypedStruct" // has the fields of structType
 )
 
-// Settings that an Istio control plane sends to the agent in the module's environment. The module does not see them.
+// Environment variables of a module that an Istio control plane uses for settings of the agent. The agent removes them.
 const (
 	hintPrefix  = "ISTIO_META_WASM_"
 	hintSecret  = hintPrefix + "IMAGE_PULL_SECRET"
 	hintPolicy  = hintPrefix + "IMAGE_PULL_POLICY"
 	hintVersion = hintPrefix + "PLUGIN_RESOURCE_VERSION"
-	// noSum means "no checksum", because Envoy's API requires a value.
+	// noSum is the checksum that a control plane sends if none is configured, because Envoy's API requires a value.
 	noSum = "nil"
 )
 
 // maxFetches limits the concurrent fetches for one response.
 const maxFetches = 4
 
-// Rewrite changes resources in place: filters with a remote Wasm module load it from a file. If a module cannot be
-// fetched, a placeholder replaces the filter, which allows or denies everything according to the filter's fail policy.
-// For such a filter, or one with an outdated module, again[i] waits until the module can be fetched. Rewrite returns an
-// error if a filter is invalid.
-func (m *Modules) Rewrite(ctx context.Context, resources [][]byte) (again []func(context.Context) error, err error) {
+// Rewrite changes ECDS resources in place, so that filters load their remote Wasm modules from local files. If a module
+// cannot be fetched, Rewrite replaces the filter by a placeholder, which allows or denies all requests according to the
+// filter's fail policy. For a filter with a placeholder or an outdated module, retries[i] is set: it blocks until the
+// module can be fetched. Rewrite returns an error if a filter is invalid.
+func (m *Modules) Rewrite(ctx context.Context, resources [][]byte) (retries []func(context.Context) error, err error) {
 	began := m.config.Now()
 	errs := make([]error, len(resources))
-	again = make([]func(context.Context) error, len(resources))
-	turns := make(chan struct{}, maxFetches)
+	retries = make([]func(context.Context) error, len(resources))
+	semaphore := make(chan struct{}, maxFetches)
 	var all sync.WaitGroup
 	for i := range resources {
 		f, err := readFilter(resources[i])
@@ -67,21 +66,22 @@ func (m *Modules) Rewrite(ctx context.Context, resources [][]byte) (again []func
 			m.recordUse(f)
 		default:
 			all.Go(func() {
-				turns <- struct{}{}
-				defer func() { <-turns }()
-				resources[i], again[i], errs[i] = m.convert(ctx, f)
+				semaphore <- struct{}{}
+				defer func() { <-semaphore }()
+				resources[i], retries[i], errs[i] = m.convert(ctx, f)
 			})
 		}
 	}
 	all.Wait()
 	m.metrics.observeDuration(m.config.Now().Sub(began))
-	return again, errors.Join(errs...)
+	return retries, errors.Join(errs...)
 }
 
 func (m *Modules) countConversion(result string) { m.metrics.conversions.WithLabelValues(result).Inc() }
 
 var errNoHint = errors.New("it does not specify the location of its module")
 
+// resultOf returns the metric's result for an error of readFilter.
 func resultOf(err error) string {
 	if errors.Is(err, errNoHint) {
 		return resultMissingHint
@@ -89,16 +89,16 @@ func resultOf(err error) string {
 	return resultMarshal
 }
 
-// filter is an ECDS resource, whose Wasm module may be remote.
+// filter is a decoded ECDS resource. message and plugin are nil unless it is a Wasm filter.
 type filter struct {
 	resource *corev3.TypedExtensionConfig
 	message  proto.Message
 	plugin   *wasmv3.PluginConfig
-	// typeURL is the type URL of message.
+	// typeURL is the type URL of the filter's configuration.
 	typeURL string
 }
 
-// readFilter parses the parts of a resource that concern Wasm modules.
+// readFilter decodes an ECDS resource. It fails if the resource is a Wasm filter with a remote module but without a URL.
 func readFilter(resource []byte) (*filter, error) {
 	var extension corev3.TypedExtensionConfig
 	if err := proto.Unmarshal(resource, &extension); err != nil {
@@ -114,16 +114,16 @@ func readFilter(resource []byte) (*filter, error) {
 	return f, nil
 }
 
-// read parses the configuration of a Wasm filter. For other filters, plugin remains nil.
+// read decodes the configuration of a Wasm filter, which may be in a TypedStruct. It ignores all other filters.
 func (f *filter) read(config *anypb.Any) error {
 	f.typeURL = config.GetTypeUrl()
-	var loose *typev3.TypedStruct
+	var typed *typev3.TypedStruct
 	if f.typeURL == structType || f.typeURL == udpaStructType {
-		loose = &typev3.TypedStruct{}
-		if err := proto.Unmarshal(config.GetValue(), loose); err != nil {
+		typed = &typev3.TypedStruct{}
+		if err := proto.Unmarshal(config.GetValue(), typed); err != nil {
 			return fmt.Errorf("reading its configuration: %w", err)
 		}
-		f.typeURL = loose.GetTypeUrl()
+		f.typeURL = typed.GetTypeUrl()
 	}
 	var plugin func() *wasmv3.PluginConfig
 	switch f.typeURL {
@@ -137,9 +137,9 @@ func (f *filter) read(config *anypb.Any) error {
 		return nil
 	}
 	err := proto.Unmarshal(config.GetValue(), f.message)
-	if loose != nil {
+	if typed != nil {
 		var text []byte
-		if text, err = protojson.Marshal(loose.GetValue()); err == nil {
+		if text, err = protojson.Marshal(typed.GetValue()); err == nil {
 			err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(text, f.message)
 		}
 	}
@@ -154,7 +154,8 @@ func (f *filter) remoteSource() *corev3.RemoteDataSource {
 	return f.plugin.GetVmConfig().GetCode().GetRemote()
 }
 
-// recordUse records that a filter uses a cached module, as the last accepted configuration specifies.
+// recordUse records the use of a cached module by a filter that already refers to the cached file. The last accepted
+// configuration contains such filters.
 func (m *Modules) recordUse(f *filter) {
 	file := f.plugin.GetVmConfig().GetCode().GetLocal().GetFilename()
 	dir, err := filepath.Abs(m.config.Dir)
@@ -167,8 +168,9 @@ func (m *Modules) recordUse(f *filter) {
 	}
 }
 
-// convert returns the resource for Envoy.
-func (m *Modules) convert(ctx context.Context, f *filter) (resource []byte, again func(context.Context) error, err error) {
+// convert fetches the filter's module and returns the resource for Envoy, in which the filter uses the cached file or is
+// replaced by a placeholder. retry is nil if the module is current.
+func (m *Modules) convert(ctx context.Context, f *filter) (resource []byte, retry func(context.Context) error, err error) {
 	module, err := f.module()
 	if err != nil {
 		m.countConversion(resultFetch)
@@ -182,11 +184,11 @@ func (m *Modules) convert(ctx context.Context, f *filter) (resource []byte, agai
 		m.countConversion(resultFetch)
 		m.log.Error("a filter's module cannot be fetched; until then, "+f.describePlaceholder(), "filter", f.resource.GetName(), "error", err)
 		if !errors.Is(err, fetchguard.ErrBlocked) {
-			again = func(ctx context.Context) error { return m.waitForModule(ctx, module) }
+			retry = func(ctx context.Context) error { return m.waitForModule(ctx, module) }
 		}
 		f.replace()
 		resource, err = proto.Marshal(f.resource)
-		return resource, again, err
+		return resource, retry, err
 	}
 	f.plugin.GetVmConfig().Code = &corev3.AsyncDataSource{Specifier: &corev3.AsyncDataSource_Local{
 		Local: &corev3.DataSource{Specifier: &corev3.DataSource_Filename{Filename: file}},
@@ -199,10 +201,10 @@ func (m *Modules) convert(ctx context.Context, f *filter) (resource []byte, agai
 	f.resource.TypedConfig = &anypb.Any{TypeUrl: f.typeURL, Value: value}
 	m.countConversion(resultSuccess)
 	if stale != nil && !errors.Is(stale, fetchguard.ErrBlocked) {
-		again = func(ctx context.Context) error { return m.waitForModule(ctx, module) }
+		retry = func(ctx context.Context) error { return m.waitForModule(ctx, module) }
 	}
 	resource, err = proto.Marshal(f.resource)
-	return resource, again, err
+	return resource, retry, err
 }
 
 // module returns the module that the filter needs, and removes the agent's settings from the module's environment.
@@ -220,7 +222,7 @@ func (f *filter) module() (Module, error) {
 	hints := environment.GetKeyValues()
 	secret, ok := hints[hintSecret]
 	if ok && secret == "" {
-		return module, errors.New("its pull secret is missing; create the secret that the plugin references, of type kubernetes.io/dockerconfigjson")
+		return module, errors.New("the pull secret does not exist; create the secret that the plugin references, of type kubernetes.io/dockerconfigjson")
 	}
 	module.Secret, module.Version = []byte(secret), hints[hintVersion]
 	module.Always = isAlwaysQueried(hints[hintPolicy], module.URL)
@@ -235,8 +237,8 @@ func (f *filter) module() (Module, error) {
 	return module, nil
 }
 
-// isAlwaysQueried reports whether the source is queried although the module is cached. Without a policy, this is true for images
-// with the tag latest or without a tag.
+// isAlwaysQueried reports whether the source is queried even if the module is cached. Without a policy, it is queried for
+// images with the tag latest and images without a tag.
 func isAlwaysQueried(policy, url string) bool {
 	switch policy {
 	case "Always":
@@ -254,6 +256,7 @@ func (f *filter) isFailOpen() bool {
 	return f.plugin.GetFailOpen() || f.plugin.GetFailurePolicy() == wasmv3.FailurePolicy_FAIL_OPEN
 }
 
+// describePlaceholder describes the effect of the placeholder, for the log.
 func (f *filter) describePlaceholder() string {
 	if f.isFailOpen() {
 		return "all requests pass (fail policy)"
@@ -261,19 +264,19 @@ func (f *filter) describePlaceholder() string {
 	return "all requests are refused (fail policy)"
 }
 
-// replace replaces the filter by a placeholder: an RBAC filter without rules, which allows everything, or with an empty
-// list of allowed requests, which denies everything. The messages are encoded here by field number, because their types
-// would be the largest part of this package.
+// replace replaces the filter by a placeholder: an RBAC filter. Without rules it allows all requests. With an empty list
+// of allowed requests it denies all. replace encodes the filter by field numbers, because linking Envoy's generated RBAC
+// types would make the program larger.
 func (f *filter) replace() {
-	standIn := &anypb.Any{TypeUrl: httpRBACType}
+	placeholder := &anypb.Any{TypeUrl: httpRBACType}
 	if !f.isFailOpen() {
-		standIn.Value = []byte{1<<3 | 2, 0} // rules: {}
+		placeholder.Value = []byte{1<<3 | 2, 0} // rules: {}
 	}
 	if f.typeURL == tcpWasmType {
 		const prefix = "wasm_stand_in"
-		standIn.TypeUrl = tcpRBACType
-		standIn.Value = append(standIn.Value, 3<<3|2, byte(len(prefix))) // stat_prefix
-		standIn.Value = append(standIn.Value, prefix...)
+		placeholder.TypeUrl = tcpRBACType
+		placeholder.Value = append(placeholder.Value, 3<<3|2, byte(len(prefix))) // stat_prefix
+		placeholder.Value = append(placeholder.Value, prefix...)
 	}
-	f.resource.TypedConfig = standIn
+	f.resource.TypedConfig = placeholder
 }

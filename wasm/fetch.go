@@ -22,9 +22,9 @@ import (
 )
 
 var (
-	// errMismatch means that a module has another checksum than the control plane specifies.
-	errMismatch = errors.New("its checksum differs from the requested one")
-	// errUnchanged means that the source still has the cached module.
+	// errMismatch means that the checksum of a fetched module is not the one that the control plane specified.
+	errMismatch = errors.New("it is not the one that the filter's configuration specifies")
+	// errUnchanged means that the cached module is still current at the source.
 	errUnchanged = errors.New("unchanged")
 )
 
@@ -39,21 +39,21 @@ func (e statusError) Error() string {
 type fetched struct {
 	file string
 	size int64
-	// sum is the checksum of the module, digest that of its image or served file, and etag the HTTP ETag.
+	// sum is the SHA-256 of the module, digest that of its image or served file, and etag the HTTP ETag.
 	sum, digest, etag string
 }
 
-// maxBackoff limits the delay between retries within a fetch.
+// maxBackoff limits the delay between the retries of one fetch.
 const maxBackoff = 10 * time.Second
 
-// fetch fetches a module and retries transient failures. If the source still has the module known, it returns
-// errUnchanged.
+// fetch fetches a module and retries transient failures. known is the cached module, or nil. If it is still current at
+// the source, fetch returns errUnchanged.
 func (m *Modules) fetch(ctx context.Context, module Module, known *entry) (*fetched, error) {
 	retry := backoff.Backoff{Min: m.config.Backoff, Max: maxBackoff}
 	for attempt := 0; ; attempt++ {
 		f, err := m.attempt(ctx, module, known)
 		for isFull(err) && m.store.dropUnused(known) {
-			m.log.Info("a module was removed to make room for another, because the disk is full", "url", module.redactedURL())
+			m.log.Info("the disk is full; removed an unused module to free space", "url", module.redactedURL())
 			f, err = m.attempt(ctx, module, known)
 		}
 		if err == nil || attempt >= m.config.Retries || !isTransient(err) {
@@ -70,12 +70,13 @@ func (m *Modules) fetch(ctx context.Context, module Module, known *entry) (*fetc
 
 func isFull(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
 
+// attempt fetches a module once, with a timeout.
 func (m *Modules) attempt(ctx context.Context, module Module, known *entry) (*fetched, error) {
 	timeout := module.Timeout
 	if timeout <= 0 {
 		timeout = m.config.Timeout
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("no answer in %v", timeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("timeout after %v", timeout))
 	defer cancel()
 	f, err := m.fetchByScheme(ctx, module, known)
 	if err != nil && ctx.Err() != nil {
@@ -87,7 +88,7 @@ func (m *Modules) attempt(ctx context.Context, module Module, known *entry) (*fe
 func (m *Modules) fetchByScheme(ctx context.Context, module Module, known *entry) (*fetched, error) {
 	u, err := url.Parse(module.URL)
 	if err != nil {
-		return nil, unreadableError{errors.New("its URL cannot be read")}
+		return nil, unreadableError{errors.New("the URL is invalid")}
 	}
 	switch u.Scheme {
 	case "http", "https":
@@ -95,10 +96,10 @@ func (m *Modules) fetchByScheme(ctx context.Context, module Module, known *entry
 	case "oci":
 		return m.fromRegistry(ctx, strings.TrimPrefix(module.URL, "oci://"), module, known)
 	}
-	return nil, unreadableError{fmt.Errorf("its URL has the scheme %q; use http, https or oci", u.Scheme)}
+	return nil, unreadableError{fmt.Errorf("the URL has the scheme %q; use http, https or oci", u.Scheme)}
 }
 
-// isTransient reports whether a retry may succeed after the failure.
+// isTransient reports whether a retry of the failed attempt may succeed.
 func isTransient(err error) bool {
 	var status statusError
 	var unverified *tls.CertificateVerificationError
@@ -115,6 +116,7 @@ func isTransient(err error) bool {
 	return !errors.As(err, &unreadable)
 }
 
+// fromServer fetches a module over HTTP or HTTPS.
 func (m *Modules) fromServer(ctx context.Context, module Module, known *entry) (*fetched, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, module.URL, nil)
 	if err != nil {
@@ -123,7 +125,7 @@ func (m *Modules) fromServer(ctx context.Context, module Module, known *entry) (
 	if known != nil && known.ETag != "" {
 		request.Header.Set("If-None-Match", known.ETag)
 	}
-	// A redirect from https to http is refused.
+	// The transport refuses a redirect from https to http.
 	client := &http.Client{Transport: m.config.transport(request.URL.Scheme == "https")}
 	response, err := client.Do(request)
 	if err != nil {
@@ -146,7 +148,7 @@ func (m *Modules) fromServer(ctx context.Context, module Module, known *entry) (
 	return f, nil
 }
 
-// redactError returns an error of a fetch without its URL, which may contain a password, and without text of the server.
+// redactError removes the URL, which may contain a password, and text that the server sent from an error of a fetch.
 func redactError(err error) error {
 	if plain, ok := errors.AsType[plaintextError](err); ok {
 		return plain
@@ -154,15 +156,16 @@ func redactError(err error) error {
 	if errors.Is(err, errTooLarge) {
 		return errTooLarge
 	}
-	return fetchguard.HideAnswer(err, "its answer is not valid")
+	return fetchguard.HideAnswer(err, "the response is not valid")
 }
 
-// unreadableError means that the content was received completely but is not a module.
+// unreadableError is a permanent error: a URL, reference or secret is invalid, or the received content is not a module.
 type unreadableError struct{ error }
 
 func (e unreadableError) Unwrap() error { return e.error }
 
-// spool unpacks a module to a file without buffering it in memory, and reads the input to its end.
+// spool unpacks a module into a temporary file without buffering it in memory. name is the file name of the module in an
+// archive. spool reads the input to its end.
 func (m *Modules) spool(from io.Reader, name string) (_ *fetched, err error) {
 	file, err := m.store.temporary()
 	if err != nil {
@@ -191,7 +194,7 @@ func (m *Modules) spool(from io.Reader, name string) (_ *fetched, err error) {
 	return &fetched{file: file.Name(), size: size, sum: hexOf(sum), digest: hexOf(served.sum)}, nil
 }
 
-// hashingReader computes the checksum of its input and records a read error.
+// hashingReader computes the checksum of the data that is read, and records a read error.
 type hashingReader struct {
 	from   io.Reader
 	sum    hash.Hash
@@ -207,7 +210,8 @@ func (s *hashingReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// classifyError distinguishes failures of the source, which are transient, from errors in its content.
+// classifyError returns the error of unpacking. An error in the content, unlike a read error, becomes an
+// unreadableError.
 func (s *hashingReader) classifyError(err error) error {
 	switch {
 	case errors.As(err, new(*os.PathError)):

@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// The results of conversions and fetches, with Istio's names.
+// Values of the label "result" of the metrics of conversions and fetches. Istio's agent uses the same values.
 const (
 	resultSuccess      = "success"
 	resultNoRemote     = "no_remote_load"
@@ -19,7 +19,7 @@ const (
 	millisecondsPerSec = 1000
 )
 
-// metrics have the names of Istio's agent.
+// metrics contains the package's metrics. Those named istio_agent_… have the same name in Istio's agent.
 type metrics struct {
 	lookups     *prometheus.CounterVec
 	fetches     *prometheus.CounterVec
@@ -37,7 +37,7 @@ func newMetrics() *metrics {
 		fetches:     vector("istio_agent_wasm_remote_fetch_count", "Fetches of Wasm modules, by result.", "result"),
 		conversions: vector("istio_agent_wasm_config_conversion_count", "Filters whose Wasm module was converted to a local file, by result.", "result"),
 		waiting: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "pilotfish_wasm_stand_ins", Help: "Filters that are replaced because their Wasm module cannot be fetched yet.",
+			Name: "pilotfish_wasm_stand_ins", Help: "Filters that are replaced by a placeholder because their Wasm module could not be fetched.",
 		}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "istio_agent_wasm_config_conversion_duration",
@@ -55,7 +55,7 @@ func (m *metrics) register(registerer prometheus.Registerer, s *store) error {
 		Name: "istio_agent_wasm_cache_entries", Help: "Cached Wasm modules.",
 	}, func() float64 { n, _ := s.count(); return float64(n) })
 	size := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "pilotfish_wasm_cache_bytes", Help: "Size of the Cached Wasm modules.",
+		Name: "pilotfish_wasm_cache_bytes", Help: "Total size of the cached Wasm modules in bytes.",
 	}, func() float64 { _, bytes := s.count(); return float64(bytes) })
 	for _, c := range []prometheus.Collector{m.lookups, m.fetches, m.conversions, m.duration, m.waiting, entries, size} {
 		if err := registerer.Register(c); err != nil {

@@ -16,24 +16,25 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
-// Module specifies the module of a filter.
+// Module specifies the Wasm module of a filter.
 type Module struct {
 	// URL has the scheme http, https or oci.
 	URL string
-	// SHA256, in hex, is the checksum of the module or of the served file, or the digest of an image; empty means any.
+	// SHA256 is the expected SHA-256 in hex, of the module, of the served file, or of the OCI image; empty means any.
 	SHA256 string
 	// Secret is a Docker configuration with the registry's credentials; nil means none.
 	Secret []byte
-	// Always means that the source is queried although the module is cached. It is not queried again for the same
-	// nonempty Version of the same Resource.
-	Always            bool
+	// Always means that the source is queried even if the module is cached, once per Version of the Resource. An empty
+	// Version means each time.
+	Always bool
+	// Resource is the name of the ECDS resource that uses the module, and Version the version of that resource.
 	Resource, Version string
-	// Timeout limits one fetch attempt; zero means Config.Timeout.
+	// Timeout limits one attempt to fetch the module; zero means Config.Timeout.
 	Timeout time.Duration
 }
 
-// cacheKey returns the module's cache key. It includes the pull secret, so a client with another secret, or none, must
-// fetch the module from the registry.
+// cacheKey returns the module's cache key. It contains the pull secret, so that a filter with another secret, or without
+// one, cannot use the cached module without access to the registry.
 func (m Module) cacheKey() string {
 	if len(m.Secret) == 0 {
 		return m.URL
@@ -58,8 +59,8 @@ type Modules struct {
 	store   *store
 	metrics *metrics
 
-	// fetchContext ends when Run returns. A fetch continues after the stream that needs it has closed, because the next stream
-	// needs the same module.
+	// fetchContext is the context of fetches; it ends when Run returns. A fetch does not stop when Envoy's stream closes,
+	// because the next stream needs the same module.
 	fetchContext  context.Context
 	cancelFetches context.CancelCauseFunc
 	used          chan struct{} // closed when the first module is requested
@@ -67,24 +68,24 @@ type Modules struct {
 
 	mu      sync.Mutex
 	calls   map[fetchKey]*call
-	served  map[string]string // version of the last served module by resource name
+	served  map[string]string // Module.Version of the last returned module, by Module.Resource
 	running sync.WaitGroup
 }
 
-// fetchKey identifies equal fetches.
+// fetchKey identifies fetches that can share one result.
 type fetchKey struct {
 	cacheKey, sum string
 	always        bool
 }
 
-// call is one fetch, for which several callers may wait.
+// call is one running fetch. Several callers may wait for it.
 type call struct {
 	done  chan struct{}
 	entry *entry
 	err   error
 }
 
-// New returns Modules. It opens and creates no files; the first request for a module does.
+// New returns Modules. It does not use the file system; the first request for a module does.
 func New(c Config) (*Modules, error) {
 	if err := c.setDefaults(); err != nil {
 		return nil, err
@@ -99,7 +100,7 @@ func New(c Config) (*Modules, error) {
 
 var errEnded = errors.New("the agent is stopping")
 
-// Run removes expired modules until the context ends, and then cancels all fetches.
+// Run removes expired modules periodically until ctx ends. It then cancels all fetches and waits for them.
 func (m *Modules) Run(ctx context.Context) error {
 	defer func() {
 		m.mu.Lock()
@@ -120,20 +121,20 @@ func (m *Modules) Run(ctx context.Context) error {
 			return nil
 		case <-timer.C:
 			if n := m.store.purge(); n > 0 {
-				m.log.Info("unused modules were removed", "number", n)
+				m.log.Info("removed expired modules from the cache", "number", n)
 			}
 		}
 	}
 }
 
-// File returns the absolute path of a module's file and fetches the module if necessary. If the source fails, File
-// returns the cached module, unless its checksum is not the specified one.
+// File returns the absolute path of a module's file. It fetches the module if it is not cached or must be checked. If the
+// fetch fails, File returns the file of the cached module, if one has the specified checksum.
 func (m *Modules) File(ctx context.Context, module Module) (string, error) {
 	path, _, err := m.file(ctx, module)
 	return path, err
 }
 
-// file is like File. If it returns an earlier version of the module, stale is the reason.
+// file is like File. If it returns a cached module because the fetch failed, stale is the error of the fetch.
 func (m *Modules) file(ctx context.Context, module Module) (path string, stale, err error) {
 	m.once.Do(func() { close(m.used) })
 	module.SHA256 = strings.ToLower(module.SHA256)
@@ -149,7 +150,7 @@ func (m *Modules) file(ctx context.Context, module Module) (path string, stale, 
 			return "", nil, fmt.Errorf("fetching module %s: %w", module.redactedURL(), err)
 		default:
 			stale = err
-			m.log.Warn("a module could not be fetched again; the cached one is still used",
+			m.log.Warn("a cached module could not be updated and is still used",
 				"url", module.redactedURL(), "fetched", known.Fetched, "error", err)
 		}
 	}
@@ -163,10 +164,11 @@ func (m *Modules) file(ctx context.Context, module Module) (path string, stale, 
 	return path, stale, err
 }
 
-// maxWait is the maximum delay between retries of an unavailable module, as a multiple of the first delay.
+// maxWait is the maximum delay between retries in waitForModule, as a multiple of Config.RetryInterval.
 const maxWait = 20
 
-// waitForModule waits until a module that could not be fetched can be. It retries with backoff.
+// waitForModule tries to fetch a module with backoff. It returns nil when the module was fetched, and an error if ctx
+// ends or Run returns.
 func (m *Modules) waitForModule(ctx context.Context, module Module) error {
 	m.metrics.waiting.Inc()
 	defer m.metrics.waiting.Dec()
@@ -188,7 +190,7 @@ func (m *Modules) waitForModule(ctx context.Context, module Module) error {
 	}
 }
 
-// isOutdated reports whether the source must be queried although the module is cached.
+// isOutdated reports whether the source must be queried even though the module is cached.
 func (m *Modules) isOutdated(module Module) bool {
 	if !module.Always || module.SHA256 != "" {
 		return false
@@ -228,7 +230,7 @@ func (m *Modules) fetchShared(ctx context.Context, module Module, known *entry) 
 	}
 }
 
-// fetchInto fetches a module into the store.
+// fetchInto fetches a module and adds it to the cache. known is the cached module, or nil.
 func (m *Modules) fetchInto(module Module, known *entry) (*entry, error) {
 	f, err := m.fetch(m.fetchContext, module, known)
 	if errors.Is(err, errUnchanged) {
@@ -238,7 +240,7 @@ func (m *Modules) fetchInto(module Module, known *entry) (*entry, error) {
 	}
 	if err == nil && module.SHA256 != "" && module.SHA256 != f.sum && module.SHA256 != f.digest {
 		_ = os.Remove(f.file)
-		err = fmt.Errorf("it has the checksum %s: %w", f.sum, errMismatch)
+		err = fmt.Errorf("the module has the checksum %s: %w", f.sum, errMismatch)
 	}
 	m.metrics.countFetch(err)
 	if err != nil {
@@ -249,8 +251,8 @@ func (m *Modules) fetchInto(module Module, known *entry) (*entry, error) {
 		return nil, err
 	}
 	if err != nil {
-		m.log.Warn("the index of modules could not be stored; a module will be fetched again after a restart", "url", module.redactedURL(), "error", err)
+		m.log.Warn("the cache index could not be written; the module will be fetched again after a restart", "url", module.redactedURL(), "error", err)
 	}
-	m.log.Info("module fetched", "url", module.redactedURL(), "bytes", f.size, "sha256", f.sum)
+	m.log.Info("fetched a module", "url", module.redactedURL(), "bytes", f.size, "sha256", f.sum)
 	return e, nil
 }

@@ -19,20 +19,21 @@ import (
 )
 
 const (
-	// memberName is the module's file name in images that are not artifacts.
+	// memberName is the file name of the module in a container image.
 	memberName = "plugin.wasm"
-	// maxLayers limits the layers of an image.
+	// maxLayers is the maximum number of layers of an accepted image.
 	maxLayers = 16
 )
 
-// wholeModule are the media types of layers that are a module, not an archive.
+// wholeModule are the media types of layers that consist of the module instead of an archive.
 var wholeModule = []types.MediaType{
 	"application/vnd.module.wasm.content.layer.v1+wasm",
 	"application/wasm",
 	"application/vnd.wasm.content.layer.v1+wasm",
 }
 
-// fromRegistry fetches an image: an artifact whose layer is the module, or an OCI or Docker image with a file plugin.wasm.
+// fromRegistry fetches a module from an OCI registry. The image is either an OCI artifact whose layer is the module, or a
+// container image (OCI or Docker) that contains the file plugin.wasm.
 func (m *Modules) fromRegistry(ctx context.Context, reference string, module Module, known *entry) (*fetched, error) {
 	options := []name.Option{name.WeakValidation}
 	registry, _, _ := strings.Cut(reference, "/")
@@ -41,7 +42,7 @@ func (m *Modules) fromRegistry(ctx context.Context, reference string, module Mod
 	}
 	ref, err := name.ParseReference(reference, options...)
 	if err != nil {
-		return nil, unreadableError{fmt.Errorf("reading its reference: %w", err)}
+		return nil, unreadableError{fmt.Errorf("reading the image reference: %w", err)}
 	}
 	auth, err := credentials(module.Secret, ref.Context())
 	if err != nil {
@@ -51,7 +52,7 @@ func (m *Modules) fromRegistry(ctx context.Context, reference string, module Mod
 		remote.WithContext(ctx),
 		remote.WithAuth(auth),
 		remote.WithTransport(responseLimiter{m.config.transport(true)}),
-		remote.WithRetryBackoff(remote.Backoff{Steps: 1}), // fetch retries
+		remote.WithRetryBackoff(remote.Backoff{Steps: 1}), // no retries here: Modules.fetch retries
 		remote.WithRetryStatusCodes(),
 	)
 	if err != nil {
@@ -77,16 +78,16 @@ func (m *Modules) fromRegistry(ctx context.Context, reference string, module Mod
 	}
 	f.digest = digest.Hex
 	if module.SHA256 != "" {
-		f.digest = module.SHA256 // possibly the digest of an index, which the next lookup contains
+		f.digest = module.SHA256 // may be the digest of an image index; the next lookup in the cache uses it
 	}
 	return f, nil
 }
 
-// maxResponse limits a registry's manifest and token responses, which are held in memory. Other registries and clients
-// have the same limit.
+// maxResponse limits the size in bytes of a registry's manifests and token responses, which are buffered in memory. It
+// is the usual limit of registries and clients.
 const maxResponse = 4 << 20
 
-// responseLimiter limits the size of a registry's responses, except layers.
+// responseLimiter limits the size of all responses of a registry except layers, which are not buffered.
 type responseLimiter struct{ next http.RoundTripper }
 
 func (s responseLimiter) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -95,7 +96,7 @@ func (s responseLimiter) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	first := r
-	for first.Response != nil && first.Response.Request != nil { // the request before redirects
+	for first.Response != nil && first.Response.Request != nil { // find the original request before redirects
 		first = first.Response.Request
 	}
 	if !strings.Contains(first.URL.Path, "/blobs/") {
@@ -116,7 +117,7 @@ func (m *Modules) fromImage(image v1.Image) (*fetched, error) {
 		return nil, err
 	}
 	if len(layers) == 0 || len(layers) > maxLayers {
-		return nil, unreadableError{fmt.Errorf("the image has %d layers; a module has 1 to %d", len(layers), maxLayers)}
+		return nil, unreadableError{fmt.Errorf("the image has %d layers; the image of a module must have 1 to %d", len(layers), maxLayers)}
 	}
 	for i := len(layers) - 1; ; i-- {
 		f, err := m.fromLayer(layers[i])
@@ -126,6 +127,7 @@ func (m *Modules) fromImage(image v1.Image) (*fetched, error) {
 	}
 }
 
+// fromLayer returns the module in a layer.
 func (m *Modules) fromLayer(layer v1.Layer) (*fetched, error) {
 	size, err := layer.Size()
 	if err != nil {
@@ -149,10 +151,10 @@ func (m *Modules) fromLayer(layer v1.Layer) (*fetched, error) {
 			member = ""
 		}
 	}
-	return m.spool(content, member) // which reads to the end, where the layer's digest is verified
+	return m.spool(content, member) // reads to the end of the layer, where its digest is verified
 }
 
-// registryError returns an error of the registry client without text of the registry.
+// registryError removes text that the registry sent from an error of the registry client.
 func registryError(err error) error {
 	if refused, ok := errors.AsType[*transport.Error](err); ok {
 		return statusError{refused.StatusCode}
@@ -162,19 +164,19 @@ func registryError(err error) error {
 	}
 	if plain, ok := errors.AsType[plaintextError](err); ok {
 		if first, ok := errors.AsType[*url.Error](err); ok && !errors.As(first, new(plaintextError)) {
-			return fmt.Errorf("%w, and %w", redactError(first.Err), plain) // TLS failed, and plain text was tried after it
+			return fmt.Errorf("%w, and %w", redactError(first.Err), plain) // the client tried TLS, which failed, and then plaintext
 		}
 		return plain
 	}
 	return redactError(err)
 }
 
-// isLocalError reports whether an error is one of this package, without text of the server.
+// isLocalError reports whether an error was created by this package and so contains no text of the server.
 func isLocalError(err error) bool {
 	return errors.As(err, new(unreadableError)) || errors.As(err, new(*os.PathError))
 }
 
-// credentials returns the registry's credentials in a Docker configuration.
+// credentials returns the credentials for the repository in a pull secret, or Anonymous if there are none.
 func credentials(secret []byte, repository name.Repository) (authn.Authenticator, error) {
 	if len(secret) == 0 {
 		return authn.Anonymous, nil

@@ -11,18 +11,18 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/fetchguard"
 )
 
-// plaintextError reports a request without TLS to a host that requires it. The host is empty if it is the target of a
-// redirect.
+// plaintextError is the error of a refused request without TLS: the host is not in Config.Insecure. The host is empty if
+// a redirect specified it.
 type plaintextError struct{ host string }
 
 func (e plaintextError) Error() string {
 	if e.host == "" {
-		return "it redirects to a host without TLS; to allow this host, add it to WASM_INSECURE_REGISTRIES"
+		return "the server redirects to a host without TLS; to allow this, add the host to WASM_INSECURE_REGISTRIES"
 	}
-	return fmt.Sprintf("requests to %s need TLS; to allow it without TLS, add it to WASM_INSECURE_REGISTRIES", e.host)
+	return fmt.Sprintf("requests to %s require TLS; to allow requests without TLS, add the host to WASM_INSECURE_REGISTRIES", e.host)
 }
 
-// isTrusted reports whether a host is exempt from certificate verification.
+// isTrusted reports whether a host is in Insecure, so that its certificate is not verified.
 func (c *Config) isTrusted(hostport string) bool {
 	host, _, err := net.SplitHostPort(hostport)
 	if err != nil {
@@ -31,11 +31,12 @@ func (c *Config) isTrusted(hostport string) bool {
 	return slices.ContainsFunc(c.Insecure, func(h string) bool { return h == "*" || h == hostport || h == host })
 }
 
-// roundTripper sends each request on a new connection: fetches are rare, and idle connections use memory.
+// roundTripper sends HTTP requests, with or without verification of the server's certificate. Each request has a new
+// connection, because fetches are rare and idle connections use memory.
 type roundTripper struct {
 	config               *Config
 	verified, unverified *http.Transport
-	// encrypted refuses requests without TLS to hosts that are not in Config.Insecure.
+	// encrypted: requests without TLS are refused unless the host is in Config.Insecure.
 	encrypted bool
 }
 
@@ -50,15 +51,15 @@ func (c *Config) transport(encrypted bool) *roundTripper {
 		MaxResponseHeaderBytes: 64 << 10,
 	}
 	c.Policy.Narrow(verified.TLSClientConfig)
-	anyone := verified.Clone()
-	anyone.TLSClientConfig.InsecureSkipVerify = true
-	return &roundTripper{config: c, verified: verified, unverified: anyone, encrypted: encrypted}
+	unverified := verified.Clone()
+	unverified.TLSClientConfig.InsecureSkipVerify = true
+	return &roundTripper{config: c, verified: verified, unverified: unverified, encrypted: encrypted}
 }
 
 func (t *roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 	trusted := t.config.isTrusted(r.URL.Host)
 	if t.encrypted && !trusted && r.URL.Scheme != "https" {
-		if r.Response != nil { // a redirect, whose target is the server's text
+		if r.Response != nil { // a redirect; the error must not contain the host, which the server chose
 			return nil, plaintextError{}
 		}
 		return nil, plaintextError{r.URL.Host}

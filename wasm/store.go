@@ -22,18 +22,18 @@ import (
 const (
 	indexName  = "wasm-modules.json"
 	tempPrefix = ".wasm-module-"
-	// maxIndex limits the size of the index file, which is enough for some ten thousand modules.
+	// maxIndex limits the size of the index file in bytes. It is sufficient for about 10,000 modules.
 	maxIndex = 4 << 20
 )
 
-// modulePath matches the paths of modules below the store's directory. It is compiled on first use, because it is
-// large.
+// modulePath matches the path of a module relative to the store's directory. The expression is compiled on first use,
+// because it uses much memory.
 var modulePath = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^[0-9a-f]{64}/[0-9a-f]{64}\.wasm$`)
 })
 
-// store is a cache of modules in a directory, with an index that survives a restart. It stores only the checksums of
-// the modules' URLs, because a URL may contain a password.
+// store is a cache of modules in a directory, with an index file that is read after a restart. It stores only the
+// SHA-256 of a module's cache key, because the key contains the URL and may contain a password.
 type store struct {
 	dir     string
 	owner   *owner.Owner
@@ -44,26 +44,27 @@ type store struct {
 
 	mu      sync.Mutex
 	opened  bool
-	entries map[string]*entry // key: path below dir
-	// verified are the files whose content this process has verified.
+	entries map[string]*entry // by path relative to dir
+	// verified contains the paths of the files whose content this process has verified.
 	verified map[string]bool
-	// users maps the name of an Envoy resource to the path of its current module.
+	// users maps the name of an ECDS resource to the path of its current module.
 	users map[string]string
 }
 
 // entry is one cached module.
 type entry struct {
-	// Digest is the digest of the image or of the served file; ETag is the HTTP ETag.
+	// Digest is the SHA-256 of the image or of the served file. ETag is the HTTP ETag.
 	Digest string `json:"digest,omitempty"`
 	ETag   string `json:"etag,omitempty"`
 	Size   int64  `json:"size"`
-	// Fetched is when the module was fetched or found unchanged. Used is when it was last requested.
+	// Fetched is when the module was last fetched, or found unchanged at its source. Used is when it was last requested.
 	Fetched time.Time `json:"fetched"`
 	Used    time.Time `json:"used"`
 
-	path string
+	path string // relative to the store's directory
 }
 
+// sum returns the SHA-256 of the module, which is its file name.
 func (e *entry) sum() string { return strings.TrimSuffix(filepath.Base(e.path), ".wasm") }
 
 func newStore(c *Config) *store {
@@ -73,7 +74,8 @@ func newStore(c *Config) *store {
 	}
 }
 
-// open reads the index on the first call. It omits invalid entries, because their modules can be fetched again.
+// open reads the index on the first call; the caller holds mu. It ignores an unreadable index and invalid entries,
+// because modules can be fetched again.
 func (s *store) open() {
 	if s.opened {
 		return
@@ -96,16 +98,16 @@ func (s *store) open() {
 	}
 }
 
-// find returns a copy of the newest entry of a cache key whose checksum or digest is sum; an empty sum matches every
-// entry. It returns nil if there is none.
-func (s *store) find(place, sum string) *entry {
+// find returns a copy of the newest entry for a cache key whose checksum or digest is sum. An empty sum matches every
+// entry. It returns nil if there is none or the file is damaged.
+func (s *store) find(key, sum string) *entry {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.open()
 	var found *entry
 	for _, e := range s.entries {
-		of := filepath.Dir(e.path) == hexSum(place) && (sum == "" || sum == e.sum() || sum == e.Digest)
-		if of && (found == nil || e.Fetched.After(found.Fetched)) {
+		matches := filepath.Dir(e.path) == hexSum(key) && (sum == "" || sum == e.sum() || sum == e.Digest)
+		if matches && (found == nil || e.Fetched.After(found.Fetched)) {
 			found = e
 		}
 	}
@@ -116,18 +118,19 @@ func (s *store) find(place, sum string) *entry {
 	return &copied
 }
 
-// makeReadable lets Envoy read a module, but not change it.
+// makeReadable permits Envoy to read a module, but not to change it.
 func (s *store) makeReadable(path string) error {
 	return cmp.Or(s.owner.MakeReadable(s.dir), s.owner.MakeReadable(filepath.Join(s.dir, filepath.Dir(path))), s.owner.MakeReadable(filepath.Join(s.dir, path)))
 }
 
-// isIntact reports whether a file has the checksum in its name, which it computes once per process. It drops an invalid
-// entry.
+// isIntact reports whether a module's file has the checksum that is its name. It computes the checksum once per process.
+// It removes a damaged module from the cache. The caller holds mu.
 func (s *store) isIntact(e *entry) bool {
 	info, err := os.Lstat(filepath.Join(s.dir, e.path))
 	good := err == nil && info.Mode().IsRegular() && info.Size() == e.Size
 	if good && !s.verified[e.path] {
-		good = s.sumOf(e.path) == e.sum() && s.makeReadable(e.path) == nil // an earlier agent may have run Envoy as another user
+		// An earlier agent may have run Envoy as another user, so the permissions are set again.
+		good = s.sumOf(e.path) == e.sum() && s.makeReadable(e.path) == nil
 	}
 	s.verified[e.path] = good
 	if !good {
@@ -136,6 +139,7 @@ func (s *store) isIntact(e *entry) bool {
 	return good
 }
 
+// sumOf computes the SHA-256 of a file, or returns "" if the file cannot be read.
 func (s *store) sumOf(path string) string {
 	file, err := os.Open(filepath.Join(s.dir, path))
 	if err != nil {
@@ -149,7 +153,7 @@ func (s *store) sumOf(path string) string {
 	return hexOf(sum)
 }
 
-// temporary creates a file for a module that is being fetched.
+// temporary creates a temporary file for a module that is being fetched.
 func (s *store) temporary() (*os.File, error) {
 	if err := s.owner.MkdirAll(s.dir, 0o700); err != nil {
 		return nil, err
@@ -160,13 +164,14 @@ func (s *store) temporary() (*os.File, error) {
 	return os.CreateTemp(s.dir, tempPrefix) // with mode 0600
 }
 
-// put moves a fetched module into the cache and evicts others if the cache is full.
-func (s *store) put(place string, f *fetched) (*entry, error) {
+// put moves a fetched module into the cache, and removes other modules if the cache is full. It returns the entry even
+// if only writing the index fails.
+func (s *store) put(key string, f *fetched) (*entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.open()
-	path := filepath.Join(hexSum(place), f.sum+".wasm")
-	err := os.MkdirAll(filepath.Join(s.dir, hexSum(place)), 0o700)
+	path := filepath.Join(hexSum(key), f.sum+".wasm")
+	err := os.MkdirAll(filepath.Join(s.dir, hexSum(key)), 0o700)
 	if err == nil {
 		err = os.Rename(f.file, filepath.Join(s.dir, path))
 	}
@@ -185,8 +190,9 @@ func (s *store) put(place string, f *fetched) (*entry, error) {
 	return &copied, s.save()
 }
 
-// recordUse records that an Envoy resource uses a module. If fresh is true, the source has just confirmed the module.
-func (s *store) recordUse(resource, path string, fresh bool) {
+// recordUse records that an ECDS resource uses a module. current means that the source has just confirmed that the
+// module is unchanged.
+func (s *store) recordUse(resource, path string, current bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.open()
@@ -196,14 +202,15 @@ func (s *store) recordUse(resource, path string, fresh bool) {
 		return
 	}
 	e.Used = s.now()
-	if fresh {
+	if current {
 		e.Fetched = e.Used
 	}
 	_ = s.save() // a lost record causes at most one fetch
 }
 
-// shrink drops the least recently used modules until the cache is small enough. It drops unused ones first.
-func (s *store) shrink(but string) {
+// shrink removes modules in the order of sortedByAge until the size of the cache is at most max. It does not remove the
+// module at the path except.
+func (s *store) shrink(except string) {
 	var total int64
 	for _, e := range s.entries {
 		total += e.Size
@@ -212,16 +219,16 @@ func (s *store) shrink(but string) {
 		if total <= s.max {
 			return
 		}
-		if e.path != but {
+		if e.path != except {
 			total -= e.Size
 			s.drop(e)
 		}
 	}
 }
 
-// dropUnused drops the least recently used module that no resource uses, except one entry, and reports whether it
-// dropped a module.
-func (s *store) dropUnused(but *entry) bool {
+// dropUnused removes the least recently used module that is not used by a resource. It does not remove except, which may
+// be nil. It reports whether it removed a module.
+func (s *store) dropUnused(except *entry) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.open()
@@ -229,7 +236,7 @@ func (s *store) dropUnused(but *entry) bool {
 		if s.inUse(e.path) {
 			break
 		}
-		if but == nil || e.path != but.path {
+		if except == nil || e.path != except.path {
 			s.drop(e)
 			return true
 		}
@@ -237,6 +244,7 @@ func (s *store) dropUnused(but *entry) bool {
 	return false
 }
 
+// sortedByAge returns the entries in the order of removal: unused modules first, and the least recently used first.
 func (s *store) sortedByAge() []*entry {
 	all := make([]*entry, 0, len(s.entries))
 	for _, e := range s.entries {
@@ -254,6 +262,7 @@ func (s *store) sortedByAge() []*entry {
 	return all
 }
 
+// inUse reports whether a resource uses the module at the path.
 func (s *store) inUse(path string) bool {
 	for _, used := range s.users {
 		if used == path {
@@ -263,8 +272,8 @@ func (s *store) inUse(path string) bool {
 	return false
 }
 
-// purge drops unused modules that have expired, and files of interrupted fetches. It drops none within the first expiry
-// period of this process, because Envoy may use modules that an earlier process recorded.
+// purge removes expired modules that are not used, and the files of interrupted fetches. It removes nothing until this
+// process has run for expiry, because Envoy may use modules that an earlier process fetched.
 func (s *store) purge() (dropped int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -303,21 +312,22 @@ func (s *store) sweep(limit time.Time) {
 	}
 }
 
+// drop removes a module from the disk and from the entries.
 func (s *store) drop(e *entry) {
 	_ = os.Remove(filepath.Join(s.dir, e.path))
-	_ = os.Remove(filepath.Join(s.dir, filepath.Dir(e.path))) // fails unless the directory is empty
+	_ = os.Remove(filepath.Join(s.dir, filepath.Dir(e.path))) // removes the directory only if it is empty
 	delete(s.entries, e.path)
 	delete(s.verified, e.path)
 }
 
-// save writes the index to a new file and renames it over the old one.
+// save replaces the index file atomically.
 func (s *store) save() error {
 	content, err := json.Marshal(s.entries)
 	if err != nil {
 		return err
 	}
 	if err := atomicfile.Write(filepath.Join(s.dir, indexName), content); err != nil {
-		return fmt.Errorf("storing the index of modules: %w", err)
+		return fmt.Errorf("writing the index of the module cache: %w", err)
 	}
 	return nil
 }

@@ -11,7 +11,7 @@ import (
 	"path"
 )
 
-// moduleMagic are the first bytes of every WebAssembly module.
+// moduleMagic is the prefix of every WebAssembly module.
 var moduleMagic = []byte("\x00asm")
 
 var (
@@ -21,22 +21,24 @@ var (
 
 const (
 	tarMagicOffset = 257
-	// maxNesting is the maximum nesting of gzip and tar: a tar in gzip, and one more.
+	// maxNesting is the maximum number of nested gzip and tar formats around a module.
 	maxNesting = 3
-	// maxMembers limits the files of an archive that are read.
+	// maxMembers limits how many files of an archive are examined.
 	maxMembers = 10000
 )
 
-// errTooLarge means that a module exceeds the maximum size, packed or unpacked.
-var errTooLarge = errors.New("it is larger than a module may be")
+// errTooLarge means that a module is larger than Config.MaxSize, packed or unpacked, or a registry's response larger than
+// maxResponse.
+var errTooLarge = errors.New("it is larger than the maximum size")
 
-// unpack copies the module in the input, which is plain, gzip, a tar archive, or a tar archive in gzip. From an archive
-// it copies the first module with the base name, or the first module if the name is empty. It writes at most max bytes,
-// and reads only slightly more.
+// unpack copies the module in the input, which is a plain module, gzip, a tar archive, or a tar archive in gzip. From an
+// archive it copies the first module with the base name, or the first module if name is empty. It writes at most max
+// bytes, and reads at most 1 MiB more than max.
 func unpack(to io.Writer, from io.Reader, name string, max int64) error {
 	return unwrap(to, &limitedReader{from: from, left: max + 1<<20}, name, max, maxNesting)
 }
 
+// unwrap detects the format of the input and unpacks it. depth is the number of formats that may still be nested.
 func unwrap(to io.Writer, from io.Reader, name string, max int64, depth int) error {
 	in := bufio.NewReaderSize(from, 32<<10)
 	head, err := in.Peek(tarMagicOffset + 5)
@@ -59,10 +61,10 @@ func unwrap(to io.Writer, from io.Reader, name string, max int64, depth int) err
 	case bytes.HasPrefix(head, zstdMagic):
 		return errors.New("it is compressed with zstd, which is not supported; use gzip")
 	}
-	return errors.New("it is not a WebAssembly module, nor gzip nor tar")
+	return errors.New("it is not a WebAssembly module, a gzip file or a tar archive")
 }
 
-// copyMember copies a module from an archive.
+// copyMember copies the first module with the base name from an archive, or the first module if name is empty.
 func copyMember(to io.Writer, archive *tar.Reader, name string, max int64) error {
 	for range maxMembers {
 		header, err := archive.Next()
@@ -97,7 +99,7 @@ func copyModule(to io.Writer, from io.Reader, max int64) error {
 	return nil
 }
 
-// limitedReader is a reader that fails with errTooLarge after the specified number of bytes.
+// limitedReader is a reader that fails with errTooLarge after left bytes.
 type limitedReader struct {
 	from io.Reader
 	left int64
@@ -112,6 +114,7 @@ func (c *limitedReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// noEOF replaces nil and io.EOF by io.ErrUnexpectedEOF.
 func noEOF(err error) error {
 	if err == nil || errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
