@@ -21,10 +21,15 @@ func (s *Snapshot) RefuseDefault(endpoint, documentNamespace, proxyNamespace str
 	return s.Registry.Options().RefuseForeign(endpoint)
 }
 
-// checkSidecarEndpoints records findings about the defaultEndpoints of a Sidecar.
+// checkSidecarEndpoints records findings about the defaultEndpoints of a Sidecar. A listener without one that has its own
+// address leads to the same port on loopback.
 func (c *checker) checkSidecarEndpoints(r *config.Resource, spec *networking.Sidecar) {
 	for i, listener := range spec.GetIngress() {
-		c.checkDefaultEndpoint(r, fmt.Sprintf("spec.ingress[%d].defaultEndpoint", i), listener.GetDefaultEndpoint(), r.Namespace)
+		field, endpoint := fmt.Sprintf("spec.ingress[%d].defaultEndpoint", i), listener.GetDefaultEndpoint()
+		if endpoint == "" && (listener.GetBind() != "" || listener.GetCaptureMode() == networking.CaptureMode_NONE) {
+			field, endpoint = fmt.Sprintf("spec.ingress[%d].port.number", i), fmt.Sprintf("127.0.0.1:%d", listener.GetPort().GetNumber())
+		}
+		c.checkDefaultEndpoint(r, field, endpoint, r.Namespace)
 	}
 }
 

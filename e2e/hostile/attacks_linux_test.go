@@ -36,6 +36,7 @@ func attacks() []attack {
 		endpointAttacks,
 		endpointNameAttacks,
 		endpointControlPlaneAttacks,
+		sidecarEndpointAttacks,
 		agentSocketAttacks,
 		adminAttacks,
 		controlPlaneAttacks,

@@ -32,6 +32,7 @@ const (
 	edgePlane   = "10.251.0.1"
 	edgeGateway = "10.251.0.2"
 	edgeShop    = "10.251.0.3"
+	edgePod     = "10.251.0.4"
 )
 
 // sharedEdge is a control plane and a shared gateway with a public site's key, in a network of their own. Tenants write documents
@@ -68,6 +69,14 @@ spec:
 // documents gets the edge's folder. The gateway's /etc/hosts has the lines of hosts, if there are any.
 func startEdge(t testing.TB, documents func(dir string) string, hosts ...string) *sharedEdge {
 	t.Helper()
+	e := startEdgePlane(t, documents, hosts...)
+	e.gateway = e.startProxy("router", "gw", "edge", edgeGateway)
+	return e
+}
+
+// startEdgePlane is like startEdge, without the gateway.
+func startEdgePlane(t testing.TB, documents func(dir string) string, hosts ...string) *sharedEdge {
+	t.Helper()
 	e := &sharedEdge{t: t, ns: testns.New(t), sites: testpki.New(t, "sites")}
 	var err error
 	if e.dir, err = os.MkdirTemp("/tmp", "pf-edge-"); err != nil { // short, since sockets are in it
@@ -76,7 +85,7 @@ func startEdge(t testing.TB, documents func(dir string) string, hosts ...string)
 	t.Cleanup(func() { _ = os.RemoveAll(e.dir) })
 	e.ns.Links(t, func(h *netlink.Handle) error {
 		lo, err := h.LinkByName("lo")
-		for _, address := range []string{edgePlane, edgeGateway, edgeShop} {
+		for _, address := range []string{edgePlane, edgeGateway, edgeShop, edgePod} {
 			ip := &net.IPNet{IP: net.ParseIP(address), Mask: net.CIDRMask(32, 32)}
 			err = errors.Join(err, h.AddrAdd(lo, &netlink.Addr{IPNet: ip}))
 		}
@@ -91,7 +100,6 @@ func startEdge(t testing.TB, documents func(dir string) string, hosts ...string)
 		e.write("hosts", strings.Join(hosts, "\n")+"\n")
 	}
 	e.startPlane()
-	e.startGateway()
 	return e
 }
 
@@ -119,38 +127,41 @@ func (e *sharedEdge) startPlane() {
 	})
 }
 
-// startGateway starts an agent with a real Envoy as Kubernetes does, with the ports and sockets of the contract.
-func (e *sharedEdge) startGateway() {
+// startProxy starts an agent with a real Envoy as Kubernetes does, with the ports and sockets of the contract. Its root is
+// a folder of the edge. Its pod, namespace, account and label app have the given name. It returns a channel that is closed when
+// the agent has ended.
+func (e *sharedEdge) startProxy(role, folder, name, address string) <-chan struct{} {
 	e.t.Helper()
 	authority, err := ca.Load(e.path("state"), ca.Options{MustExist: true})
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	token, err := authority.IssueToken("edge", "edge", time.Hour)
+	token, err := authority.IssueToken(name, name, time.Hour)
 	if err != nil {
 		e.t.Fatal(err)
 	}
 	for path, text := range map[string]string{
 		"var/run/secrets/tokens/istio-token": token, "var/run/secrets/istio/root-cert.pem": string(authority.RootPEM()),
-		"etc/istio/pod/labels": "app=\"edge\"\n", "etc/istio/pod/annotations": "", "var/run/secrets/workload-spiffe-uds/.keep": "",
+		"etc/istio/pod/labels": fmt.Sprintf("app=%q\n", name), "etc/istio/pod/annotations": "", "var/run/secrets/workload-spiffe-uds/.keep": "",
 	} {
-		e.write("gw/"+path, text)
+		e.write(folder+"/"+path, text)
 	}
 	proxyConfig, err := json.Marshal(map[string]any{"discoveryAddress": edgePlane + ":15012", "concurrency": 1})
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	cmd := exec.Command(testenv.Bin(e.t, "pilotfish-agent"), "proxy", "router")
+	cmd := exec.Command(testenv.Bin(e.t, "pilotfish-agent"), "proxy", role)
 	if e.hosts != "" {
 		const mount = `mount --bind "$0" /etc/hosts && exec "$@"`
 		cmd = exec.Command("unshare", append([]string{"--mount", "sh", "-c", mount, e.hosts}, cmd.Args...)...)
 	}
-	cmd.Dir = e.path("gw")
+	cmd.Dir = e.path(folder)
 	cmd.Env = []string{
-		"PATH=" + os.Getenv("PATH"), "HOME=" + e.dir, "INSTANCE_IP=" + edgeGateway, "POD_NAME=edge", "POD_NAMESPACE=edge", "SERVICE_ACCOUNT=edge",
+		"PATH=" + os.Getenv("PATH"), "HOME=" + e.dir, "INSTANCE_IP=" + address, "POD_NAME=" + name, "POD_NAMESPACE=" + name, "SERVICE_ACCOUNT=" + name,
 		"PROXY_CONFIG=" + string(proxyConfig), "CA_ADDR=" + edgePlane + ":15012", "ECC_SIGNATURE_ALGORITHM=ECDSA", "ENVOY_PATH=" + testenv.Envoy(e.t),
 	}
-	_, e.gateway = e.ns.Start(e.t, cmd)
+	_, ended := e.ns.Start(e.t, cmd)
+	return ended
 }
 
 // dial connects from within the network.

@@ -70,9 +70,9 @@ func attackByEndpoints(t *testing.T) {
 	e.serve("tcp", edgeShop+":8080", "the shop")
 	e.requireService(t)
 
-	t.Run("the gateway's SPIFFE key is stolen and renewed", func(t *testing.T) { e.renew(t, e.stealWorkloadKey(t)) })
-	t.Run("the keys of public sites are read from the xDS socket", func(t *testing.T) { e.readXDS(t, secretType, "kubernetes://site") })
-	t.Run("the configuration is read from the xDS socket", func(t *testing.T) { e.readXDS(t, clusterType, "*") })
+	t.Run("the gateway's SPIFFE key is stolen and renewed", func(t *testing.T) { e.renew(t, stealWorkloadKey(t, e.grpc(t, "sds.tenant.example"))) })
+	t.Run("the keys of public sites are read from the xDS socket", func(t *testing.T) { readXDS(t, e.grpc(t, "xds.tenant.example"), secretType, "kubernetes://site") })
+	t.Run("the configuration is read from the xDS socket", func(t *testing.T) { readXDS(t, e.grpc(t, "xds.tenant.example"), clusterType, "*") })
 	for _, name := range []string{"admin", "admin-mapped", "admin-name", "admin-number", "admin-request", "admin-workload"} {
 		t.Run("the admin interface is read by "+name, func(t *testing.T) { e.requireRefused(t, http.MethodGet, name, "/config_dump") })
 	}
@@ -117,20 +117,21 @@ func edgeNode(t *testing.T) *corev3.Node {
 	return &corev3.Node{Id: "router~" + edgeGateway + "~edge.edge~edge.svc.cluster.local", Cluster: "edge", Metadata: metadata}
 }
 
-// requireUnavailable fails the test unless a call failed because the gateway has no endpoint for it.
+// requireUnavailable fails the test unless a call failed because the proxy has no endpoint for it.
 func requireUnavailable(t *testing.T, err error) {
 	t.Helper()
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "no healthy upstream") {
-		t.Errorf("the call was not refused by the gateway: %v", err)
+		t.Errorf("the call was not refused by the proxy: %v", err)
 	}
 }
 
-// stealWorkloadKey returns the certificate and the key that the agent's SDS socket serves; nil when it is out of reach.
-func (e *sharedEdge) stealWorkloadKey(t *testing.T) *tlsv3.TlsCertificate {
+// stealWorkloadKey returns the certificate and the key that the agent's SDS socket serves through a proxy; nil when it is out of
+// reach.
+func stealWorkloadKey(t *testing.T, conn *grpc.ClientConn) *tlsv3.TlsCertificate {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	stream, err := secretv3.NewSecretDiscoveryServiceClient(e.grpc(t, "sds.tenant.example")).StreamSecrets(ctx)
+	stream, err := secretv3.NewSecretDiscoveryServiceClient(conn).StreamSecrets(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,12 +186,12 @@ func (e *sharedEdge) renew(t *testing.T, stolen *tlsv3.TlsCertificate) {
 	t.Errorf("the stolen certificate is renewed: %d certificates", len(answer.GetCertChain()))
 }
 
-// readXDS requests resources of the agent's xDS socket.
-func (e *sharedEdge) readXDS(t *testing.T, typeURL, name string) {
+// readXDS requests resources of the agent's xDS socket through a proxy.
+func readXDS(t *testing.T, conn *grpc.ClientConn, typeURL, name string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(e.grpc(t, "xds.tenant.example")).DeltaAggregatedResources(ctx)
+	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
