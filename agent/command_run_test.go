@@ -47,7 +47,7 @@ func TestRunStartsApplicationWhenReadyAndReturnsItsCode(t *testing.T) {
 	if code := r.waitExit(); code != 7 {
 		t.Errorf("exit code %d, want the application's, 7", code)
 	}
-	if out := r.out.String(); !strings.Contains(out, "ready=200") || !strings.Contains(out, "notify=\n") || !strings.Contains(out, "the application ended: exit status 7") {
+	if out := r.out.String(); !strings.Contains(out, "ready=200") || !strings.Contains(out, "notify=\n") || !strings.Contains(out, "the application exited: exit status 7") {
 		t.Error("the output does not tell of a ready proxy and the application's end")
 	}
 	r.checkNothingLeft()
@@ -127,7 +127,7 @@ func TestApplicationIsStoppedWhenProxyExits(t *testing.T) {
 	if code := r.waitExit(); code != 137 {
 		t.Errorf("exit code %d, want Envoy's, 137", code)
 	}
-	if out := r.out.String(); !strings.Contains(out, "told to end\n") || !strings.Contains(out, "the proxy ended before the application") {
+	if out := r.out.String(); !strings.Contains(out, "told to end\n") || !strings.Contains(out, "the proxy exited before the application") {
 		t.Error("the output does not tell what happened")
 	}
 }

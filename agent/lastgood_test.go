@@ -63,7 +63,7 @@ func TestEnvoyRestartsWithoutControlPlane(t *testing.T) {
 	r.waitReport("/healthz/ready", "xds", 200, "last good configuration")
 	r.waitReady()
 	out, code := r.command("xds", "status")
-	for _, want := range []string{"last-good", "last accepted one, up to date until"} {
+	for _, want := range []string{"last-good", "the stored one; the control plane last confirmed it"} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("xds status does not say %q: code %d\n%s", want, code, out)
 		}

@@ -14,16 +14,16 @@ import (
 )
 
 const (
-	// appReadyPollInterval is the interval between readiness requests to the proxy, and appReadyRequestTimeout the
-	// timeout of each.
+	// appReadyPollInterval is the interval between readiness requests to the proxy. appReadyRequestTimeout is the timeout
+	// of one request.
 	appReadyPollInterval   = 50 * time.Millisecond
 	appReadyRequestTimeout = time.Second
-	// orphanGracePeriod is the time between SIGTERM and SIGKILL for an application whose proxy has exited.
+	// orphanGracePeriod is the time between SIGTERM and SIGKILL to an application whose proxy has exited.
 	orphanGracePeriod = 10 * time.Second
 )
 
-// forwardedSignals are forwarded to the application. terminalSignals are sent by the terminal itself to an application
-// in the agent's process group.
+// forwardedSignals are the signals that the agent forwards to the application. It does not forward terminalSignals if the
+// application is in its process group, because the terminal then sends them to the application too.
 var (
 	forwardedSignals = []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2,
 		syscall.SIGWINCH, syscall.SIGCONT}
@@ -36,7 +36,7 @@ type appSupervisor struct {
 	agent       *agent.Agent
 	path        string
 	argv        []string
-	timeout     time.Duration // until the proxy must be ready
+	timeout     time.Duration // maximum time until the proxy is ready
 	signals     chan os.Signal
 	sharesGroup bool
 
@@ -51,8 +51,8 @@ func newAppSupervisor(a *agent.Agent, path string, argv []string, timeout time.D
 	return j
 }
 
-// run runs proxy and application. It returns nil if the application exited with code 0, and otherwise an error with the
-// exit code.
+// run runs the proxy and the application until both have exited. It returns nil if the application exited with code 0,
+// and otherwise an error with the exit code of this program.
 func (j *appSupervisor) run(ctx context.Context) error {
 	defer signal.Stop(j.signals)
 	ctx, cancel := context.WithCancel(ctx)
@@ -74,7 +74,8 @@ func (j *appSupervisor) run(ctx context.Context) error {
 	return j.supervise()
 }
 
-// awaitReady waits until the proxy is ready. It stops the proxy if that times out, or if a stop signal arrives first.
+// awaitReady waits until the proxy is ready. If the wait times out or a stop signal arrives, it stops the proxy and returns
+// an error.
 func (j *appSupervisor) awaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -94,13 +95,13 @@ func (j *appSupervisor) awaitReady(ctx context.Context) error {
 		case s := <-j.signals:
 			if number, ok := isStopSignal(s); ok {
 				j.stopProxy()
-				return exitCodeError{fmt.Errorf("the application is not started: a stop signal (%s) arrived first", s), 128 + number}
+				return exitCodeError{fmt.Errorf("the application is not started: received the stop signal %s before the proxy was ready", s), 128 + number}
 			}
 		}
 	}
 }
 
-// isStopSignal returns the number of a signal and whether the signal requests a stop.
+// isStopSignal reports whether a signal requests a stop, and returns the signal's number.
 func isStopSignal(s os.Signal) (int, bool) {
 	number, ok := s.(syscall.Signal)
 	return int(number), ok && slices.Contains([]os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP}, s)
@@ -115,7 +116,7 @@ func (j *appSupervisor) supervise() error {
 		case s := <-j.signals:
 			j.forwardSignal(s)
 		case <-j.app.done:
-			j.agent.Logger.Info("application ended", "how", j.app.cmd.ProcessState.String())
+			j.agent.Logger.Info("application exited", "status", j.app.cmd.ProcessState.String())
 			if proxy != nil {
 				j.stopProxy()
 			}
@@ -125,7 +126,7 @@ func (j *appSupervisor) supervise() error {
 				return j.stopOrphan(asUnexpectedEnd(err))
 			}
 			j.logProxyEnd(err)
-			j.agent.Logger.Info("the proxy ended as requested; the application continues without it")
+			j.agent.Logger.Info("the proxy exited as requested; the application continues without it")
 			proxy = nil
 		}
 	}
@@ -133,7 +134,8 @@ func (j *appSupervisor) supervise() error {
 
 func (j *appSupervisor) forwardSignal(s os.Signal) {
 	if s == syscall.SIGTERM {
-		// The application is about to exit. Its clients must move to other instances while it can still send requests.
+		// The application is about to exit. The drain moves its clients to other instances. Meanwhile the application can
+		// still send requests through the proxy.
 		go j.agent.StartDrain("the signal to stop")
 	}
 	if j.sharesGroup && slices.Contains(terminalSignals, s) {
@@ -144,7 +146,7 @@ func (j *appSupervisor) forwardSignal(s os.Signal) {
 
 // stopOrphan stops an application whose proxy has exited.
 func (j *appSupervisor) stopOrphan(cause error) error {
-	j.agent.Logger.Error("the proxy ended before the application; stopping the application", "error", cause, "within", orphanGracePeriod)
+	j.agent.Logger.Error("the proxy exited before the application; stopping the application", "error", cause, "within", orphanGracePeriod)
 	j.app.signal(syscall.SIGTERM)
 	deadline := time.NewTimer(orphanGracePeriod)
 	defer deadline.Stop()
@@ -156,7 +158,7 @@ func (j *appSupervisor) stopOrphan(cause error) error {
 			j.agent.Logger.Error("the application did not stop in time; killing it", "pid", j.app.pid())
 			j.app.kill()
 		case <-j.app.done:
-			return fmt.Errorf("the proxy ended before the application, which was stopped (%s): %w", j.app.cmd.ProcessState, cause)
+			return fmt.Errorf("the proxy exited before the application, which was stopped (%s): %w", j.app.cmd.ProcessState, cause)
 		}
 	}
 }
@@ -169,16 +171,17 @@ func (j *appSupervisor) stopProxy() {
 
 func (j *appSupervisor) logProxyEnd(err error) {
 	if err != nil {
-		j.agent.Logger.Warn("the proxy ended", "error", err)
+		j.agent.Logger.Warn("the proxy exited with an error", "error", err)
 	}
 }
 
-// isOwnChild reports whether the agent itself waits for the child process pid.
+// isOwnChild reports whether the agent started the process pid and waits for its exit.
 func (j *appSupervisor) isOwnChild(pid int) bool {
 	return pid == j.agent.EnvoyPID() || pid == j.app.pid()
 }
 
-// asUnexpectedEnd returns an error for an exit of the proxy that nothing had requested, even if err reports success.
+// asUnexpectedEnd returns the error for an exit of the proxy that was not requested. It returns an error even if the proxy
+// exited without one (err is nil).
 func asUnexpectedEnd(err error) error {
 	var ended *agent.EnvoyEndedError
 	switch {

@@ -11,25 +11,25 @@ import (
 	"syscall"
 )
 
-// systemdVariables are the variables with which systemd addresses a service. They are removed from the application's
-// environment, because the agent talks to systemd.
+// systemdVariables are the variables through which a service notifies systemd. They are removed from the application's
+// environment, because the agent sends the notifications.
 var systemdVariables = []string{"NOTIFY_SOCKET=", "WATCHDOG_USEC=", "WATCHDOG_PID="}
 
 // application is the program that `run` runs with the proxy.
 type application struct {
 	cmd         *exec.Cmd
-	sharesGroup bool // is in the agent's process group
+	sharesGroup bool // whether it is in the agent's process group
 	done        chan struct{}
 }
 
-// findApplication returns the path of a program, looked up in PATH.
+// findApplication returns the path of a program, which it looks up in PATH.
 func findApplication(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	switch {
 	case err == nil, errors.Is(err, exec.ErrDot):
 		return path, nil
 	case errors.Is(err, fs.ErrPermission):
-		return "", exitCodeError{fmt.Errorf("the application cannot be run: %w", err), exitCannotRun}
+		return "", exitCodeError{fmt.Errorf("the application cannot be executed: %w", err), exitCannotRun}
 	}
 	return "", exitCodeError{fmt.Errorf("the application was not found: %w", err), exitNoProgram}
 }
@@ -53,15 +53,15 @@ func startApplication(path string, argv []string, shared bool) (*application, er
 	return a, nil
 }
 
-// startAndWait starts the program and waits for its exit on one OS thread. The kernel sends the parent-death signal
-// when the thread that started the program exits.
+// startAndWait starts the program and waits for its exit. It does both on one locked OS thread: the kernel would send the
+// parent-death signal to the program if the thread that started it exited.
 func (a *application) startAndWait(started chan<- error) {
 	release := setPdeathsig(a.cmd, a.sharesGroup)
 	defer release()
 	err := a.cmd.Start()
 	started <- err
 	if err == nil {
-		_ = a.cmd.Wait() // the result is in ProcessState
+		_ = a.cmd.Wait() // sets ProcessState, which exitCode reads
 		close(a.done)
 	}
 }
@@ -71,7 +71,7 @@ func (a *application) pid() int { return a.cmd.Process.Pid }
 // signal sends a signal to the program, if it still runs.
 func (a *application) signal(s os.Signal) { _ = a.cmd.Process.Signal(s) }
 
-// kill sends SIGKILL to the program, and to its process group unless the agent is in it.
+// kill sends SIGKILL to the program, and to the rest of its process group unless the agent is in that group.
 func (a *application) kill() {
 	select {
 	case <-a.done:
@@ -84,7 +84,7 @@ func (a *application) kill() {
 	_ = a.cmd.Process.Kill()
 }
 
-// exitCode returns the exit code, or 128 plus the signal number as a shell does.
+// exitCode returns the program's exit code, or 128 plus the number of the signal that killed it, as a shell does.
 func (a *application) exitCode() int {
 	status, ok := a.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	if ok && status.Signaled() {
@@ -93,10 +93,10 @@ func (a *application) exitCode() int {
 	return a.cmd.ProcessState.ExitCode()
 }
 
-// exitError returns an error with the program's exit code; nil for code 0.
+// exitError returns an error with the program's exit code, or nil if that is 0.
 func (a *application) exitError() error {
 	if a.exitCode() == 0 {
 		return nil
 	}
-	return exitCodeError{fmt.Errorf("the application ended: %s", a.cmd.ProcessState), a.exitCode()}
+	return exitCodeError{fmt.Errorf("the application exited: %s", a.cmd.ProcessState), a.exitCode()}
 }

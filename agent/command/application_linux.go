@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setPdeathsig makes the kernel send SIGTERM to the child when this process dies for any reason. The setting belongs to
-// the calling thread, which stays locked until release.
+// setPdeathsig configures cmd so that the kernel sends SIGTERM to the child when this process dies. The kernel observes the
+// calling OS thread, so the goroutine stays locked to it until release is called.
 func setPdeathsig(cmd *exec.Cmd, shared bool) (release func()) {
 	runtime.LockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: !shared}
@@ -19,8 +19,8 @@ func setPdeathsig(cmd *exec.Cmd, shared bool) (release func()) {
 
 func killApplicationGroup(pgid int) { _ = syscall.Kill(-pgid, syscall.SIGKILL) }
 
-// isInForeground reports whether this process is in the foreground process group of its terminal, which receives the
-// signals of terminal keys.
+// isInForeground reports whether this process is in the foreground process group of its terminal. That group receives the
+// signals of keys such as Ctrl-C.
 func isInForeground() bool {
 	tty, err := os.Open("/dev/tty")
 	if err != nil {

@@ -48,7 +48,7 @@ func newCertCommand() *cobra.Command {
 				return err
 			}
 			if !r.OK {
-				return fmt.Errorf("the workload has no valid certificate: %s", cmp.Or(r.Reason, "the reason is not known"))
+				return fmt.Errorf("the workload has no valid certificate: %s", cmp.Or(r.Reason, "the agent reports no reason"))
 			}
 			return nil
 		},
@@ -69,7 +69,7 @@ func printCertificates(t io.Writer, r agent.CertificateReport, now time.Time) {
 	}
 }
 
-// printCertificateDetails prints the certificate chains and notes below the table.
+// printCertificateDetails prints the certificate chains and notes that follow the table.
 func printCertificateDetails(w io.Writer, r agent.CertificateReport) error {
 	var lines []string
 	for _, c := range r.Certificates {
@@ -83,7 +83,7 @@ func printCertificateDetails(w io.Writer, r agent.CertificateReport) error {
 		lines = append(lines, fmt.Sprintf("chain of %s: %s, signed by %s", c.Name, strings.Join(links, " < "), c.Chain[len(c.Chain)-1].Issuer))
 	}
 	if r.ExternalSocket != "" {
-		lines = append(lines, "Envoy gets its identity from an external server on "+r.ExternalSocket)
+		lines = append(lines, "Envoy fetches its certificate from an external server on "+r.ExternalSocket)
 	}
 	if r.Reason != "" {
 		lines = append(lines, "note: "+r.Reason)
@@ -101,7 +101,7 @@ func printCertificateDetails(w io.Writer, r agent.CertificateReport) error {
 
 func formatTime(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// formatTimeLeft formats the remaining time of a certificate.
+// formatTimeLeft formats the remaining validity of a certificate.
 func formatTimeLeft(d time.Duration) string {
 	switch {
 	case d <= 0:

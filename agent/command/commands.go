@@ -19,8 +19,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/version"
 )
 
-// Commands returns the agent's commands, for the root command of each binary that contains the agent. The caller prints
-// their errors and exits with ExitCode.
+// Commands returns the agent's commands, which both pilotfish-agent and pilotfish contain. The caller prints the errors
+// that they return, and exits with ExitCode.
 func Commands() []*cobra.Command {
 	all := []*cobra.Command{
 		newProxyCommand(), newRunCommand(), newWaitCommand(), newRequestCommand(), newLogCommand(), newUpgradeCommand(),
@@ -34,7 +34,7 @@ func Commands() []*cobra.Command {
 	return all
 }
 
-// Main runs the command line of the agent's own binary and returns the exit code.
+// Main runs the program pilotfish-agent and returns its exit code.
 func Main() int {
 	umask.ClearOwnerBits()
 	parsed := false

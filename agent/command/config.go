@@ -35,7 +35,7 @@ func (o *proxyOptions) print(cmd *cobra.Command, args []string, withBootstrap bo
 	if err != nil {
 		return err
 	}
-	// The bootstrap is always built, because its errors would stop the proxy too.
+	// newReport always builds the bootstrap, so that this command reports all errors with which proxy would fail.
 	r, err := newReport(config)
 	if err != nil {
 		return usageError{err}

@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/jsonyaml"
 )
 
-// report is the output of a dry run.
+// report is the output of `config` and `proxy --dry-run`.
 type report struct {
 	Settings  []config.Setting `json:"settings,omitempty"`
 	Warnings  []string         `json:"warnings,omitempty"`
@@ -48,7 +48,7 @@ func (r *report) print(w io.Writer, format string) error {
 	return usagef("output format %q is not known; use table, json or yaml", format)
 }
 
-// printYAML converts the JSON output, so that both formats have the same field names.
+// printYAML prints the report as YAML with the field names of its JSON form.
 func (r *report) printYAML(w io.Writer) error {
 	text, err := json.Marshal(r)
 	if err != nil {
@@ -80,12 +80,12 @@ func (r *report) printTable(w io.Writer) error {
 	return err
 }
 
-// bootstrapJSON returns the bootstrap for output, with secrets hidden.
+// bootstrapJSON returns Envoy's bootstrap as indented JSON, with secrets masked.
 func bootstrapJSON(c *config.Config) ([]byte, error) {
 	return bootstrap.Render(c.BootstrapConfig())
 }
 
-// grpcBootstrap returns the bootstrap of the application's own gRPC library.
+// grpcBootstrap returns the xDS bootstrap for proxyless gRPC applications.
 func grpcBootstrap(c *config.Config) ([]byte, error) {
 	return bootstrap.GRPC(c.BootstrapConfig())
 }

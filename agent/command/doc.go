@@ -1,3 +1,3 @@
-// Package command implements the agent's command line: `proxy` and `run`, which run the agent, and the commands that query
-// and change a running agent. It defines the exit codes.
+// Package command implements the agent's commands: `proxy` and `run`, which run the agent, and the commands that query or
+// control a running agent. It also defines their exit codes.
 package command

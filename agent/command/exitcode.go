@@ -15,19 +15,19 @@ const (
 	exitFailed    = 1
 	exitUsage     = 2
 	exitNoEnvoy   = 127
-	exitCannotRun = 126 // `run`: as in a shell, the program is not executable
-	exitNoProgram = 127 // `run`: as in a shell, the program was not found
-	exitTimeout   = 255 // `wait` timed out, as in Istio's agent
+	exitCannotRun = 126 // `run`: the program cannot be executed; the same code as of a shell
+	exitNoProgram = 127 // `run`: the program was not found; the same code as of a shell
+	exitTimeout   = 255 // `wait` and `run`: the proxy was not ready in time; the same code as of Istio's agent
 )
 
-// usageError is an error of the command line or the configuration. A retry would fail too.
+// usageError is an error of the command line or the configuration, which the user must correct.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// exitCodeError is an error with its own exit code.
+// exitCodeError is an error that also determines the exit code.
 type exitCodeError struct {
 	error
 	code int
@@ -35,9 +35,9 @@ type exitCodeError struct {
 
 func (e exitCodeError) Unwrap() error { return e.error }
 
-// ExitCode returns the exit code for the error of one of the agent's commands: 0 for nil; Envoy's own code if Envoy
-// exited (128 plus the signal number for a signal); 127 if no usable Envoy was found; 2 for invalid flags or
-// configuration; and otherwise 1.
+// ExitCode returns the exit code for an error of the agent's commands. It returns 0 for nil, 2 for invalid flags or
+// configuration, and 127 if no usable Envoy was found. If Envoy exited, it returns Envoy's exit code, or 128 plus the
+// number of the signal that killed it. For all other errors it returns 1, unless the error contains an exit code.
 func ExitCode(err error) int {
 	var (
 		ended    *agent.EnvoyEndedError

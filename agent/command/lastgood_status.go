@@ -10,13 +10,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
 
-// printLastGood prints the age of Envoy's configuration, and which part of it is stored.
+// printLastGood prints how old Envoy's configuration is, and which part of it is stored for a start without a control
+// plane.
 func printLastGood(w io.Writer, g xdsproxy.LastGoodStatus) {
 	switch {
 	case g.Served:
-		fmt.Fprintf(w, "configuration\tlast accepted one, up to date until %s\n", formatAgo(g.UpToDate))
+		fmt.Fprintf(w, "configuration\tthe stored one; the control plane last confirmed it %s\n", formatAgo(g.UpToDate))
 	case !g.UpToDate.IsZero():
-		fmt.Fprintf(w, "configuration\tup to date until %s\n", formatAgo(g.UpToDate))
+		fmt.Fprintf(w, "configuration\tthe control plane last confirmed it %s\n", formatAgo(g.UpToDate))
 	}
 	k := g.Storage
 	if k == nil || k.Directory == "" && k.Reason == "" {
@@ -28,7 +29,7 @@ func printLastGood(w io.Writer, g xdsproxy.LastGoodStatus) {
 		fmt.Fprintf(w, ", saved %s", formatAgo(k.Saved))
 	}
 	if k.Reason != "" {
-		fmt.Fprintf(w, "; nothing newer is stored: %s", termtext.ShortLine(k.Reason))
+		fmt.Fprintf(w, "; newer configuration is not stored: %s", termtext.ShortLine(k.Reason))
 	}
 	if len(k.Withheld) > 0 {
 		fmt.Fprintf(w, "; not stored, because it contains secrets: %s", strings.Join(k.Withheld, ", "))

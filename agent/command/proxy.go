@@ -54,7 +54,7 @@ func newProxyCommand() *cobra.Command {
 		Long:    proxyHelp,
 		Example: "  pilotfish-agent proxy sidecar\n  pilotfish-agent proxy router --dry-run -o yaml",
 		Args:    usageArgs(cobra.MaximumNArgs(1)),
-		// Pod templates may contain flags of other releases of Istio's agent.
+		// Unknown flags are accepted, because pod templates may contain flags of other versions of Istio's agent.
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.proxy(cmd, args)
@@ -73,7 +73,7 @@ type proxyOptions struct {
 	dryRun       bool
 	format       string
 	log          logging.Options
-	awaitAddress func() []netip.Addr // see Inputs.AwaitAddress
+	awaitAddress func() []netip.Addr // see config.Inputs.AwaitAddress
 }
 
 func (o *proxyOptions) addTo(f *pflag.FlagSet) {
@@ -91,10 +91,11 @@ func (o *proxyOptions) addTo(f *pflag.FlagSet) {
 	f.StringVar(&o.flags.TemplateFile, "templateFile", "", "file with a complete bootstrap, in JSON or YAML, that replaces the generated one")
 	f.BoolVar(&o.flags.Profiling, "profiling", true, "serve pprof profiles of the agent on the status port, to loopback clients only")
 	f.IntVar(&o.flags.TokenPort, "stsPort", 0, "loopback port of the token exchange (default: 15463 if TOKEN_EXCHANGE_URL is set, else none)")
-	addIgnoredFlag(f, "tokenManagerPlugin") // TOKEN_EXCHANGE_URL configures token exchange
+	addIgnoredFlag(f, "tokenManagerPlugin") // replaced by TOKEN_EXCHANGE_URL
 }
 
-// addIgnoredFlag accepts a flag of Istio's agent that has no effect here, including a value in the next argument.
+// addIgnoredFlag adds a hidden flag of Istio's agent that has no effect. The flag has a value, which may be the next
+// argument.
 func addIgnoredFlag(f *pflag.FlagSet, name string) {
 	f.String(name, "", "accepted and ignored")
 	_ = f.MarkHidden(name)
@@ -109,7 +110,7 @@ func (o *proxyOptions) resolve(cmd *cobra.Command, args []string) (*config.Confi
 	cmd.Flags().Visit(func(f *pflag.Flag) { o.flags.Changed[f.Name] = true })
 	dir, err := os.Getwd()
 	if err != nil {
-		return nil, fmt.Errorf("finding the working directory, which the paths of the configuration are relative to: %w", err)
+		return nil, fmt.Errorf("getting the working directory, which is the base of relative paths: %w", err)
 	}
 	c, err := config.Resolve(config.Inputs{
 		Flags: o.flags, Env: os.Environ(), Interfaces: interfaceAddresses, AwaitAddress: o.awaitAddress, CacheDir: envoyCache(),
@@ -147,7 +148,7 @@ func (o *proxyOptions) prepare(cmd *cobra.Command, args []string) (*config.Confi
 	}
 	for _, name := range unknownFlags(cmd.Flags(), os.Args[1:]) {
 		if meant := suggest.ClosestWithin(name, flagNames(cmd.Flags()), config.MaxTypos(name)); meant != "" {
-			log.Warn("unknown flag ignored; it may be misspelt", "flag", name, "nearest", meant)
+			log.Warn("unknown flag ignored; it may be misspelt", "flag", name, "similar", meant)
 			continue
 		}
 		log.Warn("unknown flag ignored", "flag", name)
@@ -170,7 +171,7 @@ func (o *proxyOptions) prepare(cmd *cobra.Command, args []string) (*config.Confi
 	return c, log, nil
 }
 
-// runAgent runs the agent until a signal stops it.
+// runAgent runs the agent until a signal stops it or it fails.
 func runAgent(ctx context.Context, c *config.Config, logger *logging.Log, started time.Time, reopen chan os.Signal) error {
 	signals := handleSignals(ctx, logger.Logger)
 	defer signals.stop()
@@ -188,13 +189,13 @@ func runAgent(ctx context.Context, c *config.Config, logger *logging.Log, starte
 	stopNotifier(err)
 	var ended *agent.EnvoyEndedError
 	if errors.As(err, &ended) && ended.Exit.ExitCode() == 0 {
-		logger.Info("Envoy exited by itself without an error")
+		logger.Info("Envoy exited unexpectedly, with code 0")
 		return nil
 	}
 	return err
 }
 
-// unknownFlags returns the flags of a command line that are not in the set.
+// unknownFlags returns the flags of a command line that are not in known.
 func unknownFlags(known *pflag.FlagSet, commandLine []string) []string {
 	var unknown []string
 	for _, arg := range commandLine {
@@ -210,7 +211,7 @@ func unknownFlags(known *pflag.FlagSet, commandLine []string) []string {
 	return unknown
 }
 
-// flagNames returns the names of the flags of a set, with dashes.
+// flagNames returns the names of the flags in set, each with its leading dashes.
 func flagNames(set *pflag.FlagSet) []string {
 	var names []string
 	set.VisitAll(func(f *pflag.Flag) { names = append(names, "--"+f.Name) })
@@ -235,16 +236,16 @@ func interfaceAddresses() ([]netip.Addr, error) {
 }
 
 const (
-	// addressTimeout is the maximum wait for a first address: the network may start after the agent.
+	// addressTimeout is the maximum time to wait for an IP address: the network may start later than the agent.
 	addressTimeout  = 2 * time.Minute
 	addressInterval = 100 * time.Millisecond
 )
 
-// awaitAddress polls until the machine has an address, or timeout has passed.
+// awaitAddress polls look until it returns an IP address or timeout has passed, and returns the last result.
 func awaitAddress(ctx context.Context, log *slog.Logger, look func() ([]netip.Addr, error), timeout time.Duration) []netip.Addr {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	log.Warn("this machine has only loopback addresses; waiting for another one (set INSTANCE_IP to skip this)", "atMost", timeout)
+	log.Warn("this machine has only loopback addresses; waiting for another address (set INSTANCE_IP to skip the wait)", "atMost", timeout)
 	for {
 		select {
 		case <-ctx.Done():
@@ -257,8 +258,8 @@ func awaitAddress(ctx context.Context, log *slog.Logger, look func() ([]netip.Ad
 	}
 }
 
-// envoyCache returns the directory into which the project's scripts download Envoy; empty if the user has no cache
-// directory.
+// envoyCache returns the directory into which this project's scripts download Envoy. It returns "" if the user has no
+// cache directory.
 func envoyCache() string {
 	dir, err := os.UserCacheDir()
 	if err != nil {

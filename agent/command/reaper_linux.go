@@ -11,12 +11,13 @@ import (
 	"time"
 )
 
-// minZombieAge is the age at which a zombie counts as orphaned. The agent waits for its own children, and learns of
-// their exit at once.
+// minZombieAge is the minimum age of a zombie before it is reaped as orphaned. Younger zombies may be children of the agent,
+// which is about to reap them itself.
 const minZombieAge = 2 * time.Second
 
-// reapOrphans reaps the orphaned processes that the kernel assigns to this process as the first of its container.
-// Otherwise each would occupy an entry in the process table. own reports whether the agent itself waits for a process.
+// reapOrphans reaps orphaned processes until ctx ends. The kernel assigns them to this process if it is the first of its
+// container. Without reaping, each exited process would occupy an entry in the process table. own reports whether the agent
+// itself waits for a process; reapOrphans does not reap these.
 func reapOrphans(ctx context.Context, own func(pid int) bool) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGCHLD)
@@ -43,7 +44,7 @@ func reapOrphans(ctx context.Context, own func(pid int) bool) {
 	}
 }
 
-// reapZombies reaps the zombies in before, and returns those that are new.
+// reapZombies reaps the zombies that are in before, the result of the previous call, and returns the other zombies.
 func reapZombies(before map[int]bool, own func(int) bool) map[int]bool {
 	fresh := map[int]bool{}
 	for _, pid := range zombieChildren("/proc", os.Getpid()) {
@@ -65,7 +66,7 @@ func zombieChildren(proc string, parent int) []int {
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
-			continue // the process is gone
+			continue // the process no longer exists
 		}
 		// pid (name) state ppid …; the name may contain any character, including parentheses
 		_, rest, _ := strings.Cut(string(text[max(0, strings.LastIndexByte(string(text), ')')):]), ") ")

@@ -42,7 +42,7 @@ const (
 	agentStatusPort = 15020
 )
 
-// requestPorts are the ports that accept requests. 15004 has no server any more; old tools still name it.
+// requestPorts are the values of --debug-port. No server listens on 15004 any more, but old tools still use it.
 var requestPorts = []int{envoyAdminPort, 15004, agentStatusPort, 15021}
 
 func newRequestCommand() *cobra.Command {
@@ -79,7 +79,8 @@ func newRequestCommand() *cobra.Command {
 	return c
 }
 
-// controlURL returns the URL on the control socket that serves the same content as path on port, if there is one.
+// controlURL returns the URL on the control socket that serves the same content as path does on port. ok is false if the
+// control socket does not serve it.
 func controlURL(port int, path string) (url string, ok bool) {
 	if port == envoyAdminPort {
 		return agent.ControlBaseURL + agent.AdminPath + path, true
@@ -89,7 +90,8 @@ func controlURL(port int, path string) (url string, ok bool) {
 	return agent.ControlBaseURL + path, port == agentStatusPort && private
 }
 
-// bodyWriter returns the writer for response bodies: escaping on a terminal, and unmodified otherwise.
+// bodyWriter returns the writer for response bodies. It escapes control characters on a terminal, and writes bodies
+// unmodified to a file or pipe.
 func bodyWriter(out io.Writer) io.Writer {
 	raw := termtext.Raw(out)
 	if f, ok := raw.(*os.File); ok {

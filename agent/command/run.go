@@ -41,7 +41,7 @@ func newRunCommand() *cobra.Command {
 		Long:    runHelp,
 		Example: "  pilotfish-agent run -- /app/job --once",
 		Args:    usageArgs(checkRunArgs),
-		// As for `proxy`, which this command replaces in pods.
+		// Unknown flags are accepted as in `proxy`, which this command replaces in pods.
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dash := cmd.ArgsLenAtDash()
@@ -56,7 +56,7 @@ func newRunCommand() *cobra.Command {
 func checkRunArgs(cmd *cobra.Command, args []string) error {
 	switch dash := cmd.ArgsLenAtDash(); {
 	case dash < 0 || dash == len(args):
-		return fmt.Errorf("there is no application to run: write it after --, as `%s -- /app/job --once`", cmd.CommandPath())
+		return fmt.Errorf("the application is missing: write it after --, as in `%s -- /app/job --once`", cmd.CommandPath())
 	case dash > 1:
 		return fmt.Errorf("write at most one proxy type before --: %q", args[:dash])
 	}

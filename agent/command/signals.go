@@ -11,23 +11,23 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/agent"
 )
 
-// signals receives the signals to the agent process.
+// signals reports the signals that the agent process receives.
 type signals struct {
-	// ctx ends with the first SIGTERM, SIGINT or SIGHUP. hasten is closed by the second one, drain by SIGUSR2.
+	// ctx ends at the first SIGTERM, SIGINT or SIGHUP. hasten is closed at the second one, and drain at SIGUSR2.
 	ctx     context.Context
 	shorten chan struct{}
 	drain   chan struct{}
 	stop    func()
 }
 
-// handleSignals handles signals until stop is called.
+// handleSignals starts to receive signals. The caller must call stop.
 func handleSignals(parent context.Context, logger *slog.Logger) *signals {
 	ctx, cancel := context.WithCancel(parent)
 	s := &signals{ctx: ctx, shorten: make(chan struct{}), drain: make(chan struct{})}
 	incoming := make(chan os.Signal, 4)
 	signal.Notify(incoming, syscall.SIGTERM, os.Interrupt, syscall.SIGUSR2)
 	if !signal.Ignored(syscall.SIGHUP) { // nohup ignores it
-		signal.Notify(incoming, syscall.SIGHUP) // a closed terminal must not cut requests
+		signal.Notify(incoming, syscall.SIGHUP) // sent when the terminal is closed; by default it would terminate the process and cut requests
 	}
 	done := make(chan struct{})
 	go func() {
@@ -36,11 +36,11 @@ func handleSignals(parent context.Context, logger *slog.Logger) *signals {
 			select {
 			case got := <-incoming:
 				if got == syscall.SIGUSR2 {
-					logger.Info("signal to drain", "signal", got.String())
+					logger.Info("received a signal to drain", "signal", got.String())
 					drain()
 					continue
 				}
-				logger.Info("signal to stop", "signal", got.String())
+				logger.Info("received a signal to stop", "signal", got.String())
 				if ctx.Err() != nil {
 					hasten()
 				}
@@ -54,8 +54,8 @@ func handleSignals(parent context.Context, logger *slog.Logger) *signals {
 	return s
 }
 
-// notifyReopen returns a channel that receives SIGUSR1. It is called at startup, because SIGUSR1 terminates the process
-// by default.
+// notifyReopen returns a channel that receives SIGUSR1, the signal to reopen log files. It must be called early, because
+// SIGUSR1 terminates the process by default.
 func notifyReopen() chan os.Signal {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGUSR1)

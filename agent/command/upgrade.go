@@ -94,7 +94,7 @@ func checkUpgradeFlags(o agent.UpgradeRequest) error {
 	return nil
 }
 
-// requestUpgrade sends the request to the agent. The request itself contains the timeouts.
+// requestUpgrade sends the request to the agent. It sets no timeout, because the agent applies the timeouts in the request.
 func requestUpgrade(ctx context.Context, configPath string, o agent.UpgradeRequest) (agent.UpgradeReport, error) {
 	var r agent.UpgradeReport
 	err := agent.DialControl(configPath).Call(ctx, http.MethodPost, "/upgrade", o, &r)

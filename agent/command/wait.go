@@ -75,7 +75,7 @@ func (w *waiter) wait(ctx context.Context) error {
 		if last == nil {
 			return nil
 		}
-		// An error from the overall timeout is less informative than the error before it.
+		// An error that the overall timeout caused is less informative than the previous error.
 		if err == nil || ctx.Err() == nil {
 			err = last
 		}
@@ -87,7 +87,7 @@ func (w *waiter) wait(ctx context.Context) error {
 	}
 }
 
-// checkURL returns an error for a URL that can never respond.
+// checkURL returns an error for a URL that is not an HTTP URL with a host.
 func checkURL(text string) error {
 	u, err := url.Parse(text)
 	if err == nil && (u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "") {
@@ -110,7 +110,7 @@ func (w *waiter) checkOnce(ctx context.Context) error {
 		return nil
 	}
 	reason, _ := io.ReadAll(io.LimitReader(response.Body, 4096))
-	text := fmt.Sprintf("%s answers %s", w.url, response.Status)
+	text := fmt.Sprintf("%s responds with %s", w.url, response.Status)
 	if r := strings.TrimSpace(string(reason)); r != "" {
 		text += ": " + r
 	}

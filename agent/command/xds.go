@@ -33,7 +33,8 @@ func newXDSCommand() *cobra.Command {
 	return c
 }
 
-// newXDSQueryCommand returns a command that sends one query and prints the response.
+// newXDSQueryCommand completes a command that requests path from the running agent, and prints the response as JSON or as
+// a table.
 func newXDSQueryCommand[T any](c *cobra.Command, path string, table func(io.Writer, T)) *cobra.Command {
 	var q agentQuery
 	c.Args = usageArgs(cobra.NoArgs)
@@ -168,7 +169,7 @@ func newTapCommand() *cobra.Command {
 	return c
 }
 
-// readTap prints the tap's lines until the tap or ctx ends.
+// readTap calls show for each line of the tap, until the tap ends or ctx is cancelled.
 func readTap(ctx context.Context, from io.Reader, show func(json.RawMessage) error) error {
 	lines := json.NewDecoder(from)
 	for {
@@ -196,7 +197,7 @@ func tapPrinter(w io.Writer, format string) (func(json.RawMessage) error, error)
 		return func(line json.RawMessage) error {
 			var l xdsproxy.TapLine
 			if err := json.Unmarshal(line, &l); err != nil {
-				return fmt.Errorf("reading the agent's answer: %w", err)
+				return fmt.Errorf("reading the agent's response: %w", err)
 			}
 			return printTapLine(w, l)
 		}, nil
@@ -204,12 +205,12 @@ func tapPrinter(w io.Writer, format string) (func(json.RawMessage) error, error)
 	return nil, usagef("output format %q is not known; use table or json", format)
 }
 
-// timeOfDayFormat has the precision that is needed to order messages.
+// timeOfDayFormat has milliseconds, so that the order of messages is visible.
 const timeOfDayFormat = "15:04:05.000"
 
 func printTapLine(w io.Writer, l xdsproxy.TapLine) error {
 	if l.Lost > 0 {
-		fmt.Fprintf(w, "… %d messages were left out\n", l.Lost)
+		fmt.Fprintf(w, "… %d messages were dropped\n", l.Lost)
 	}
 	var err error
 	switch l.Kind {
@@ -240,10 +241,10 @@ func tapDetail(l xdsproxy.TapLine) string {
 		}
 	}
 	list("names", l.Names)
-	list("without", l.Unsubscribed)
+	list("unsubscribed", l.Unsubscribed)
 	list("removed", l.Removed)
 	if l.Known > 0 {
-		add("has %d already", l.Known)
+		add("client has %d already", l.Known)
 	}
 	if l.Reason != "" {
 		add("%s", termtext.ShortLine(l.Reason))
