@@ -116,7 +116,13 @@ func (b *bench) weighScoped(ctx context.Context, dir, scope string, services int
 	if !pause(ctx, 3*time.Second) {
 		return ctx.Err()
 	}
-	return weigh(fmt.Sprintf("%d services used", scopeUsed), envoy)
+	if err := weigh(fmt.Sprintf("%d services used", scopeUsed), envoy); err != nil {
+		return err
+	}
+	if !pause(ctx, settleTime) { // the agent returns the memory of large messages 10 s after the last one
+		return ctx.Err()
+	}
+	return weigh("its agent 13 s later", agent)
 }
 
 // scopedAgent starts an agent with its Envoy.
