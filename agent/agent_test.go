@@ -36,7 +36,7 @@ func TestEndedAgentLeavesNoGoroutine(t *testing.T) {
 	})
 	cancel()
 	if err := <-done; err != nil {
-		t.Errorf("a clean end is an error: %v", err)
+		t.Errorf("a clean stop is an error: %v", err)
 	}
 	stop()
 	goleak.VerifyNone(t, ignore)
@@ -69,7 +69,7 @@ func TestCrashBudgetToleratesRareFailuresOnly(t *testing.T) {
 	for range 10000 {
 		wait, again := part.RecordFailure(now)
 		if !again || wait > 15*time.Second {
-			t.Fatalf("a part is given up, or waits %v", wait)
+			t.Fatalf("a component is not restarted, or is delayed by %v", wait)
 		}
 	}
 }
@@ -118,11 +118,11 @@ func TestHungComponentIsReported(t *testing.T) {
 		t.Errorf("the exit is reported as %v", err)
 	}
 	if !strings.Contains(log.String(), "TestHungComponentIsReported") {
-		t.Errorf("the log does not tell where it hangs: %s", log.String())
+		t.Errorf("the log does not contain the stack of the hung component: %s", log.String())
 	}
 	close(let)
 	if err := g.waitStopped(testTimeout); err != nil {
-		t.Errorf("an end that all parts came to is told as %v", err)
+		t.Errorf("error although all components stopped: %v", err)
 	}
 }
 

@@ -9,8 +9,8 @@ import (
 
 func TestReportedHealthIsMeasured(t *testing.T) {
 	a := &Agent{metrics: prometheus.NewRegistry()}
-	var told []bool
-	report := a.withHealthMetric(func(healthy bool, _ string) { told = append(told, healthy) })
+	var reported []bool
+	report := a.withHealthMetric(func(healthy bool, _ string) { reported = append(reported, healthy) })
 	value := func(want string) {
 		t.Helper()
 		n, err := testutil.GatherAndCount(a.metrics, "pilotfish_application_healthy")
@@ -24,7 +24,7 @@ func TestReportedHealthIsMeasured(t *testing.T) {
 	value("value:1")
 	report(false, "no database")
 	value("value:0")
-	if len(told) != 2 || !told[0] || told[1] {
-		t.Errorf("the control plane was told %v", told)
+	if len(reported) != 2 || !reported[0] || reported[1] {
+		t.Errorf("the control plane received %v", reported)
 	}
 }

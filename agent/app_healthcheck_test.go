@@ -124,7 +124,7 @@ func TestDrainIsReportedAtOnceAndEndsTheProbes(t *testing.T) {
 	}
 }
 
-// The control plane may still consider the workload healthy from before a restart.
+// The control plane may still consider the workload healthy, because of a report before a restart of the agent.
 func TestDrainBeforeAnyVerdictIsReported(t *testing.T) {
 	for name, c := range map[string]config.HealthCheck{
 		"before the first probe": {InitialDelay: 40 * time.Second, Period: 10 * time.Second, SuccessThreshold: 1, FailureThreshold: 1},
@@ -180,7 +180,7 @@ func TestReadinessProbeIsParsed(t *testing.T) {
 		}
 	}
 	if got := resolve(t, env("")); got.HealthCheck != nil {
-		t.Errorf("a health check that nobody asked for: %+v", got.HealthCheck)
+		t.Errorf("an unrequested health check: %+v", got.HealthCheck)
 	}
 }
 

@@ -100,13 +100,13 @@ func startClient(t *testing.T, uid int) client {
 	return client{pid: cmd.Process.Pid, conn: conn}
 }
 
-// end kills the process and waits until the kernel has closed its socket.
+// end kills the process and waits until the kernel has closed the process's socket.
 func (c client) end(t *testing.T) {
 	t.Helper()
 	if err := syscall.Kill(c.pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, "the client's end is closed", func() error {
+	testenv.Eventually(t, "the client's socket is closed", func() error {
 		if n, err := c.conn.Read(make([]byte, 1)); n != 0 || err == nil {
 			return fmt.Errorf("%d bytes, %v", n, err)
 		}

@@ -129,7 +129,7 @@ func TestExternalCertificateSocketIsUsed(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- other.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-ended })
-	r.eventually("Envoy shows the other's identity", func() error { return checkIdentity(s, externalIdentity) })
+	r.eventually("Envoy presents the external server's identity", func() error { return checkIdentity(s, externalIdentity) })
 	r.eventually("the proxy is ready", func() error {
 		if code, text, err := r.http("GET", "15020/healthz/ready"); err != nil || code != 200 {
 			return fmt.Errorf("%d %s %w", code, text, err)
@@ -141,7 +141,7 @@ func TestExternalCertificateSocketIsUsed(t *testing.T) {
 		t.Errorf("the report is %+v, %v", report, err)
 	}
 	if v := s.cp.node.Load().GetMetadata().GetFields()["file-credential"].GetStringValue(); v != "true" {
-		t.Errorf("the control plane is told file-credential %q", v)
+		t.Errorf("the control plane receives file-credential %q", v)
 	}
 	secrets, err := fetch(t, filepath.Join(s.dir, "var/run/secrets/credential-uds/files-socket"), "file-root:"+filepath.Join(certs, "root-cert.pem"))
 	if err != nil || len(secrets.GetResources()) != 1 {
@@ -199,7 +199,7 @@ func TestIdentityComesFromTheWorkloadAPI(t *testing.T) {
 	t.Cleanup(func() { server.Stop(); <-served })
 	s.env = append(s.env, "SPIFFE_ENDPOINT_SOCKET=unix://"+socket)
 	r := s.start(t)
-	r.eventually("Envoy shows the API's identity", func() error { return checkIdentity(s, externalIdentity) })
+	r.eventually("Envoy presents the Workload API's identity", func() error { return checkIdentity(s, externalIdentity) })
 	report, err := certReport(s)
 	if err != nil || !report.OK || report.Certificates[0].Source != "SPIFFE Workload API unix:"+socket {
 		t.Errorf("the report is %+v, %v", report, err)
@@ -235,7 +235,7 @@ func TestMetadataServerTokenIsUsedAndExchanged(t *testing.T) {
 	own := unsignedToken("machine", "1")
 	cloud := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Metadata-Flavor") != "Google" || r.URL.Path != "/computeMetadata/v1/instance/service-accounts/default/identity" || r.URL.Query().Get("audience") != "cluster.local" {
-			t.Errorf("asked for %s", r.URL)
+			t.Errorf("requested %s", r.URL)
 		}
 		_, _ = io.WriteString(w, own)
 	}))

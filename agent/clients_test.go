@@ -21,8 +21,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// asClient makes the test binary an application that speaks xDS over a socket. It subscribes to listeners, prints the
-// responses, and exits when its stream or its stdin ends.
+// asClient makes the test binary run as an application that speaks xDS over a socket. It subscribes to listeners,
+// prints the responses, and exits when its stream or its stdin ends.
 const asClient = "PILOTFISH_TEST_AS_XDS_CLIENT"
 
 // appUser is an application user that differs from the agent's.
@@ -88,7 +88,7 @@ func (a *xdsApplication) readLine() string {
 
 const listenerGot = "got type.googleapis.com/envoy.config.listener.v3.Listener"
 
-// makeReadable opens the agent's directory to all users.
+// makeReadable allows all users to access the agent's directory.
 func makeReadable(t *testing.T, s *agentSetup) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -118,7 +118,7 @@ func TestProxylessApplicationsOfAnyUserGetConfiguration(t *testing.T) {
 	r.signal(syscall.SIGTERM)
 	for name, app := range map[string]*xdsApplication{"first": first, "second": second} {
 		if got := app.readLine(); !strings.HasPrefix(got, "ended: ") {
-			t.Errorf("the %s application: %s, before the agent was told to end", name, got)
+			t.Errorf("the %s application: %s, before the agent received a stop signal", name, got)
 		}
 	}
 }
@@ -139,7 +139,7 @@ func TestApplicationNeedsPermissionForXDSSocket(t *testing.T) {
 	}
 	out := r.out.String()
 	if strings.Contains(out, "displaces") || strings.Count(out, "connected to the control plane") != 1 {
-		t.Errorf("Envoy's stream did not stay as it was:\n%s", out)
+		t.Errorf("Envoy's stream was interrupted:\n%s", out)
 	}
 	for deadline := time.Now().Add(200 * time.Millisecond); time.Now().Before(deadline); {
 		if ready, reasons, err := r.readiness(); err != nil || !ready {
@@ -175,7 +175,7 @@ func TestEnvoyStartedByScriptIsRecognized(t *testing.T) {
 	script := r.envoy()
 	r.signal(syscall.SIGTERM)
 	r.checkExit(0)
-	eventually(t, "the script's Envoy is gone too", func() error { // another process must reap the zombie
+	eventually(t, "the script's Envoy has exited too", func() error { // another process must reap the zombie
 		if err := syscall.Kill(-script, 0); !errors.Is(err, syscall.ESRCH) {
 			return fmt.Errorf("a signal to its group gives %v", err)
 		}

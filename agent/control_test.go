@@ -69,7 +69,7 @@ func TestRequestsUseControlSocket(t *testing.T) {
 		}
 	}
 	if err := client.Call(t.Context(), "POST", "/what", nil, nil); err == nil || !strings.Contains(err.Error(), "another version") {
-		t.Errorf("an order that the agent does not know: %v", err)
+		t.Errorf("a request that the agent does not support: %v", err)
 	}
 	stop()
 	if _, err := os.Stat(filepath.Join(dir, "control")); !errors.Is(err, os.ErrNotExist) {

@@ -71,7 +71,7 @@ type controlPlane struct {
 	nameTableResults chan string            // results for the name table: "" or the NACK's message; nil if unused
 }
 
-// newControlPlane returns a control plane with an address. It answers after start.
+// newControlPlane returns a control plane with an address. It does not listen before start is called.
 func newControlPlane(t *testing.T, listen string) *controlPlane {
 	t.Helper()
 	c := &controlPlane{listener: tlsListener(t, listen), health: make(chan string, 100), life: time.Hour}
@@ -181,7 +181,7 @@ func (c *controlPlane) CreateCertificate(ctx context.Context, r *securityv1.Isti
 	return &securityv1.IstioCertificateResponse{CertChain: []string{string(leaf), string(c.rootPEM)}}, nil
 }
 
-// DeltaAggregatedResources answers the first request of each type.
+// DeltaAggregatedResources responds to the first request for each resource type.
 func (c *controlPlane) DeltaAggregatedResources(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
 	if err := c.authorize(s.Context()); err != nil {
 		return err

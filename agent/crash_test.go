@@ -30,7 +30,7 @@ func TestEnvoyExitIsReportedByReasonAndCode(t *testing.T) {
 		for _, c := range []struct {
 			signal syscall.Signal
 			code   int
-			says   string
+			name   string
 		}{
 			{syscall.SIGSEGV, 139, "SIGSEGV"},
 			{syscall.SIGABRT, 134, "SIGABRT"},
@@ -38,7 +38,7 @@ func TestEnvoyExitIsReportedByReasonAndCode(t *testing.T) {
 		} {
 			n++
 			address := fmt.Sprintf("127.102.20.%d", n)
-			t.Run(version+" "+c.says, func(t *testing.T) {
+			t.Run(version+" "+c.name, func(t *testing.T) {
 				s := newSetup(t, address)
 				s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, version))
 				s.within = []string{"sh", "-c", `ulimit -c 0; exec "$0" "$@"`}
@@ -48,7 +48,7 @@ func TestEnvoyExitIsReportedByReasonAndCode(t *testing.T) {
 				if err := syscall.Kill(r.envoy(), c.signal); err != nil {
 					t.Fatal(err)
 				}
-				r.checkExit(c.code, "reason=signaled", "Envoy ended: ended by "+c.says)
+				r.checkExit(c.code, "reason=signaled", "Envoy ended: ended by "+c.name)
 			})
 		}
 	}
@@ -82,7 +82,7 @@ func TestRestartsAreCountedByReason(t *testing.T) {
 	for _, want := range []string{`istio_agent_envoy_restarts_total{reason="signaled"} 1`, `istio_agent_envoy_ends_total{reason="signaled"} 1`,
 		`istio_agent_envoy_ends_total{reason="oom-killed"} 0`, `istio_agent_envoy_processes{state="running"} 1`, `istio_agent_envoy_processes{state="starting"} 0`} {
 		if !strings.Contains(metrics, want) {
-			t.Errorf("the metrics (%v) do not have %s", err, want)
+			t.Errorf("the metrics (%v) lack %s", err, want)
 		}
 	}
 	r.signal(syscall.SIGTERM)
@@ -126,7 +126,7 @@ func TestEnvoyKilledByOOMIsReportedAsOOM(t *testing.T) {
 				t.Fatal(err)
 			}
 			if sent, err := io.Copy(c, zeroes{}); err == nil {
-				t.Errorf("Envoy took %d bytes", sent)
+				t.Errorf("Envoy accepted %d bytes", sent)
 			}
 			r.checkExit(137, "reason=oom-killed", "for lack of memory", "higher memory limit")
 		})
@@ -168,7 +168,7 @@ func (s *agentSetup) reports(t *testing.T) []map[string]any {
 	for _, file := range files {
 		info, err := os.Stat(file)
 		if err != nil || info.Mode().Perm() != 0o600 {
-			t.Errorf("%s: %v, %v; want it for its owner alone", file, info.Mode(), err)
+			t.Errorf("%s: %v, %v; want mode 0600", file, info.Mode(), err)
 		}
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -179,7 +179,7 @@ func (s *agentSetup) reports(t *testing.T) []map[string]any {
 			t.Fatalf("%v in %s", err, text)
 		}
 		if strings.Contains(string(text), "very-hidden") || strings.Contains(string(text), testToken+`"`) {
-			t.Errorf("the report tells secrets: %s", text)
+			t.Errorf("the report contains secrets: %s", text)
 		}
 		all = append(all, r)
 	}
@@ -212,7 +212,7 @@ func TestCrashReportIsComplete(t *testing.T) {
 	}
 	words, err := os.ReadFile(filepath.Join(s.dir, "last-words"))
 	if err != nil || !strings.Contains(string(words), "Envoy ended by SIGSEGV") || len(words) > maxTerminationMessage {
-		t.Errorf("last words: %q, %v", words, err)
+		t.Errorf("termination message: %q, %v", words, err)
 	}
 }
 
@@ -274,15 +274,16 @@ func TestOldCrashReportsAreRemoved(t *testing.T) {
 	}
 	large, err := s.writeReportFile(crashReport{Time: time.Unix(9, 0), Settings: []config.Setting{{Value: strings.Repeat("x", 2*maxReportSize)}}})
 	if info, statErr := os.Stat(large); err != nil || statErr != nil || info.Size() > maxReportSize {
-		t.Errorf("a report without bounds: %v, %v", err, statErr)
+		t.Errorf("a report without a size limit: %v, %v", err, statErr)
 	}
 	s.bootstrapFile = "/dev/null/envoy-rev.json"
 	if _, err := s.writeReportFile(crashReport{}); err == nil {
-		t.Error("a report was written where that cannot be")
+		t.Error("a report was written to a path that is not writable")
 	}
 }
 
-// newMemoryCgroup creates a control group with a memory limit, and returns the file by which a process joins it.
+// newMemoryCgroup creates a control group with a memory limit, and returns its cgroup.procs. A process joins the group
+// by writing its PID to that file.
 func newMemoryCgroup(t *testing.T, limit string) string {
 	t.Helper()
 	for _, kind := range []struct{ dir, limit, swap string }{
@@ -306,7 +307,8 @@ func newMemoryCgroup(t *testing.T, limit string) string {
 	return ""
 }
 
-// setLimit writes to an existing file. Outside a control group the file does not exist.
+// setLimit writes a value to an existing control file. It fails outside a control group, because the file is missing
+// there.
 func setLimit(file, value string) error {
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	if err != nil {

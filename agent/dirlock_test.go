@@ -28,16 +28,16 @@ func TestSecondAgentInDirectoryIsRejected(t *testing.T) {
 		t.Errorf("the second agent ends with %d, want 1", code)
 	}
 	if want := fmt.Sprintf("another agent (pid %d) runs in", first.cmd.Process.Pid); !strings.Contains(r.out.String(), want) {
-		t.Errorf("the second agent does not say %q:\n%s", want, r.out)
+		t.Errorf("the second agent does not log %q:\n%s", want, r.out)
 	}
 	if !bytes.Equal(before, readFile(t, bootstrap)) {
 		t.Error("the second agent changed the bootstrap of the first")
 	}
 	if strings.Contains(first.out.String(), "displaces") {
-		t.Error("an Envoy of the second agent took the stream of the first's")
+		t.Error("an Envoy of the second agent displaced the stream of the first agent's Envoy")
 	}
 
-	// The lock is released however the previous agent ended.
+	// The lock is released even if the previous agent was killed.
 	first.signal(syscall.SIGKILL)
 	first.waitExit()
 	successor := s.start(t)

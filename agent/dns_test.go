@@ -72,7 +72,7 @@ func TestReadinessWaitsForDNSNames(t *testing.T) {
 	s := newDNSSetup(t, "127.156.1.1")
 	stop := s.cp.start(t)
 	r := s.start(t)
-	r.eventually("names alone are missing", func() error {
+	r.eventually("only the names are missing", func() error {
 		ready, reasons, err := r.readiness()
 		if err == nil && (ready || reasons["xds"] != "" || reasons["envoy"] != "" || !strings.Contains(reasons["dns"], "not sent a name table yet")) {
 			err = fmt.Errorf("ready %v, %v", ready, reasons)
@@ -101,7 +101,7 @@ func TestReadinessWaitsForDNSNames(t *testing.T) {
 		t.Errorf("/debug/ndsz: %s, %v", body, err)
 	}
 	if got, _ := s.cp.node.Load().GetMetadata().AsMap()["DNS_CAPTURE"].(string); got != "true" {
-		t.Errorf("the control plane was told DNS_CAPTURE=%q", got)
+		t.Errorf("the control plane received DNS_CAPTURE=%q", got)
 	}
 	out, code := r.command("dns", "lookup", "reviews")
 	if code != 0 || !strings.Contains(out, "10.96.0.7") || !strings.Contains(out, "host reviews.books.svc.cluster.local of the mesh, found by name") {
@@ -124,7 +124,7 @@ func TestDNSNamesSurviveRestartWithoutControlPlane(t *testing.T) {
 	r := s.start(t)
 	r.waitReady()
 	r.checkResolves("reviews.", "10.96.0.7")
-	testenv.Eventually(t, "the names are kept", func() error {
+	testenv.Eventually(t, "the names are stored", func() error {
 		_, err := os.Stat(filepath.Join(s.dir, "etc/istio/proxy/names"))
 		return err
 	})
@@ -151,7 +151,7 @@ func TestDNSNamesSurviveRestartWithoutControlPlane(t *testing.T) {
 	r.checkResolves("reviews.", "10.96.0.7")
 	_, reasons, err := r.readiness()
 	if err != nil || !strings.Contains(reasons["dns"], "stored one") {
-		t.Errorf("readiness does not tell of it: %v, %v", reasons, err)
+		t.Errorf("readiness does not report it: %v, %v", reasons, err)
 	}
 	s.cp.names.Store(nameTable([2]string{"reviews.books", "10.96.0.9"}))
 	s.cp.start(t)
@@ -189,7 +189,7 @@ func TestDNSServerRunsOnlyIfEnabled(t *testing.T) {
 		t.Errorf("on port 53: %+v", forwards.DNS)
 	}
 	if got := forwards.Identity.Metadata["DNS_PROXY_ADDR"]; got != "127.0.0.1:53" {
-		t.Errorf("the control plane is told DNS_PROXY_ADDR %v", got)
+		t.Errorf("the control plane receives DNS_PROXY_ADDR %v", got)
 	}
 }
 

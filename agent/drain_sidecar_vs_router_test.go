@@ -45,17 +45,17 @@ func TestSidecarDrainsInboundAndRouterDrainsAll(t *testing.T) {
 			r.waitReady()
 			for _, port := range []string{"8080", "8081"} {
 				if r.drainsPort(port) {
-					t.Errorf("clients of port %s are told to go although nothing drains", port)
+					t.Errorf("clients of port %s are requested to disconnect although nothing drains", port)
 				}
 			}
 			streams := openStreams(t, s.address)
 			r.signal(syscall.SIGTERM)
 			r.waitState(stateDraining)
 			if !r.drainsPort("8080") {
-				t.Error("a client of the inbound listener is not told to go")
+				t.Error("a client of the inbound listener is not requested to disconnect")
 			}
 			if got := r.drainsPort("8081"); got != c.outboundToo {
-				t.Errorf("a client of the outbound listener is told to go: %v, want %v", got, c.outboundToo)
+				t.Errorf("a client of the outbound listener is requested to disconnect: %v, want %v", got, c.outboundToo)
 			}
 			streams.alive()
 			streams.cancel()
@@ -65,7 +65,7 @@ func TestSidecarDrainsInboundAndRouterDrainsAll(t *testing.T) {
 	}
 }
 
-// An Envoy that is restarted during a drain must not attract the disconnected clients again.
+// An Envoy that is restarted during a drain must drain too: otherwise the disconnected clients would reconnect to it.
 func TestEnvoyRestartedDuringDrainDrainsToo(t *testing.T) {
 	t.Parallel()
 	s := newSlowSetup(t, "127.151.1.1")
@@ -78,7 +78,7 @@ func TestEnvoyRestartedDuringDrainDrainsToo(t *testing.T) {
 	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	r.eventually("another one drains, and tells its clients to go", func() error {
+	r.eventually("the restarted Envoy drains, and requests its clients to disconnect", func() error {
 		if pids := r.startedEnvoys(); pids[len(pids)-1] == first {
 			return errors.New("no other Envoy yet")
 		}

@@ -31,7 +31,7 @@ func (r *agentProcess) waitServes(who string) {
 // waitStored waits until the agent has stored a complete configuration on disk.
 func (r *agentProcess) waitStored() {
 	r.t.Helper()
-	r.eventually("the configuration is kept", func() error {
+	r.eventually("the configuration is stored", func() error {
 		_, body, err := r.http("GET", "15020/debug/xdsz")
 		if err != nil || !strings.Contains(body, `"saved"`) {
 			return errors.Join(err, errors.New(body))
@@ -65,7 +65,7 @@ func TestEnvoyRestartsWithoutControlPlane(t *testing.T) {
 	out, code := r.command("xds", "status")
 	for _, want := range []string{"last-good", "the stored one; the control plane last confirmed it"} {
 		if code != 0 || !strings.Contains(out, want) {
-			t.Errorf("xds status does not say %q: code %d\n%s", want, code, out)
+			t.Errorf("xds status does not contain %q: code %d\n%s", want, code, out)
 		}
 	}
 	s.cp.start(t)
@@ -113,7 +113,7 @@ func TestAgentThatStartsWithoutAControlPlaneServes(t *testing.T) {
 	r.signal(syscall.SIGKILL)
 	r.waitExit()
 
-	// A damaged file is rejected, and the agent waits for the control plane as without a file.
+	// The agent ignores a damaged file, and waits for the control plane.
 	path := filepath.Join(s.dir, "etc/istio/proxy/last-good/envoy.config.cluster.v3.Cluster.snapshot")
 	content, err := os.ReadFile(path)
 	if err != nil {
@@ -125,7 +125,7 @@ func TestAgentThatStartsWithoutAControlPlaneServes(t *testing.T) {
 	}
 	r = s.start(t)
 	r.waitReport("/healthz/ready", "xds", 503, "not connected to the control plane")
-	r.eventually("the log says why", func() error {
+	r.eventually("the log contains the reason", func() error {
 		if !strings.Contains(r.out.String(), "the file is damaged") {
 			return errors.New("not yet")
 		}

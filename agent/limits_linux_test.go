@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// The limit is that of the control group in which the agent runs, not a value from the test.
+// The memory limit is set on the control group in which the agent runs; the test does not pass it to the agent.
 func TestEnvoyIsStartedWithinTheLimitsOfItsControlGroup(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.101.7.1")
@@ -16,7 +16,7 @@ func TestEnvoyIsStartedWithinTheLimitsOfItsControlGroup(t *testing.T) {
 	s.within = []string{"sh", "-c", `echo $$ >"` + memory + `" && exec "$0" "$@"`}
 	out, errOut, code := s.runCommand(t, "config", "-o", "json")
 	if code != 0 || !strings.Contains(out, `"value": "1073741824"`) || !strings.Contains(out, "cgroup limit") {
-		t.Fatalf("config says code %d, %s%s", code, out, errOut)
+		t.Fatalf("config: exit code %d, %s%s", code, out, errOut)
 	}
 	s.args = []string{"proxy", "sidecar"}
 	r := s.start(t)

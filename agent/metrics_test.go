@@ -49,7 +49,7 @@ func TestMetricsTableMatchesRunningAgent(t *testing.T) {
 		return
 	}
 	if !*update {
-		t.Fatalf("docs/metrics.md is not what the agent has; run go test ./agent -run TestMetricsTable -update. It has\n%s\nand should have\n%s", old, &table)
+		t.Fatalf("docs/metrics.md does not match the agent's metrics; run go test ./agent -run TestMetricsTable -update. It has\n%s\nand should have\n%s", old, &table)
 	}
 	if err := os.WriteFile(file, []byte(before+tableBegin+table.String()+tableEnd+after), 0o644); err != nil {
 		t.Fatal(err)

@@ -56,7 +56,7 @@ func waitSideBySide() {
 // testTimeout is the timeout of tests. It is generous because only failing tests wait this long.
 const testTimeout = time.Minute
 
-// agentSetup holds an agent's directory, environment and control plane.
+// agentSetup describes an agent to start: its directory, environment and control plane.
 type agentSetup struct {
 	dir     string
 	address string
@@ -178,7 +178,7 @@ func (r *agentProcess) waitExit() int {
 	select {
 	case <-r.done:
 	case <-time.After(2 * testTimeout):
-		r.t.Fatalf("the agent did not end")
+		r.t.Fatalf("the agent did not exit")
 	}
 	return r.cmd.ProcessState.ExitCode()
 }
@@ -311,7 +311,7 @@ func (r *agentProcess) checkNothingLeft() {
 	r.t.Helper()
 	for _, pid := range r.startedEnvoys() {
 		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
-			r.t.Errorf("Envoy %d is still there (%v)", pid, err)
+			r.t.Errorf("Envoy %d still runs (%v)", pid, err)
 		}
 	}
 	kept := "etc/istio/proxy/last-good" // outlives the agent

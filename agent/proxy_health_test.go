@@ -33,7 +33,7 @@ func (r *agentProcess) healthReport(path, part string) (code int, p status.PartR
 			return code, p, nil
 		}
 	}
-	return code, p, fmt.Errorf("nothing is said of %s: %s", part, body)
+	return code, p, fmt.Errorf("no report of %s: %s", part, body)
 }
 
 // waitReport waits for a report of a component whose reason contains the words.
@@ -49,13 +49,13 @@ func (r *agentProcess) waitReport(path, part string, code int, words string) sta
 		return err
 	})
 	if !last.Ready && (last.Since.IsZero() || last.Remedy == "") {
-		r.t.Errorf("neither since when nor what to do: %+v", last)
+		r.t.Errorf("the time or the remedy is missing: %+v", last)
 	}
 	return last
 }
 
-// TestRejectedFirstConfigurationMakesUnready also tests a restarted Envoy, for which the configuration that its
-// predecessor had accepted does not count.
+// TestRejectedFirstConfigurationMakesUnready also tests a restarted Envoy: it is not ready until it has accepted a
+// configuration itself.
 func TestRejectedFirstConfigurationMakesUnready(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.104.11.1")

@@ -59,7 +59,7 @@ func TestAgentProbesApplicationForKubeletAndControlPlane(t *testing.T) {
 				t.Fatalf("reported %q, want %q", got, want)
 			}
 		case <-time.After(testTimeout):
-			t.Fatalf("nothing is reported, want %q", want)
+			t.Fatalf("no health report, want %q", want)
 		}
 	}
 	kubelet(200)
@@ -71,7 +71,7 @@ func TestAgentProbesApplicationForKubeletAndControlPlane(t *testing.T) {
 	kubelet(200)
 	reported("")
 	if code, body, err := r.http("GET", "15020/app-health/shop/livez"); err != nil || code != 400 {
-		t.Errorf("a probe that is not there: %d %q %v", code, body, err)
+		t.Errorf("an unknown probe: %d %q %v", code, body, err)
 	}
 	if len(s.cp.health) != 0 {
 		t.Errorf("reported without a change: %q", <-s.cp.health)

@@ -45,13 +45,13 @@ func TestReadinessReportsWhatProxyWaitsFor(t *testing.T) {
 		t.Errorf("the proxy's certificate is for %s, want %s", identity, want)
 	}
 	if _, body, _ := r.http("GET", "15020/debug/certz"); !strings.Contains(body, identity) {
-		t.Errorf("/debug/certz does not tell %s: %s", identity, body)
+		t.Errorf("/debug/certz does not contain %s: %s", identity, body)
 	}
 	if _, body, _ := r.http("GET", "15020/debug/xdsz"); !strings.Contains(body, listenerType) {
-		t.Errorf("/debug/xdsz does not tell of listeners: %s", body)
+		t.Errorf("/debug/xdsz does not list listeners: %s", body)
 	}
 	if _, body, _ := r.http("GET", "15020/metrics"); !strings.Contains(body, "envoy_server_live") || !strings.Contains(body, "\nistio_agent_go_goroutines") {
-		t.Error("/metrics has not the metrics of both agent and Envoy")
+		t.Error("/metrics lacks metrics of the agent or of Envoy")
 	}
 	if got, want := s.cp.node.Load().GetId(), "sidecar~127.88.1.1~shop-1.books~books.svc.cluster.local"; got != want {
 		t.Errorf("node id %q, want %q", got, want)
@@ -66,7 +66,7 @@ func TestTerminatedProxyLeavesNothingBehind(t *testing.T) {
 	r := s.start(t)
 	r.waitReady()
 	r.signal(syscall.SIGTERM)
-	r.eventually("readiness fails while it drains, and the status port still answers", func() error {
+	r.eventually("readiness fails during the drain, and the status port still responds", func() error {
 		ready, reasons, err := r.readiness()
 		if err == nil && ready {
 			err = errors.New("still ready")
@@ -80,7 +80,7 @@ func TestTerminatedProxyLeavesNothingBehind(t *testing.T) {
 		t.Errorf("exit code %d, want 0", code)
 	}
 	if !strings.Contains(r.out.String(), "no request and no connection is left") {
-		t.Error("the log does not say that the drain was waited for")
+		t.Error("the log does not contain the wait for the drain")
 	}
 	r.checkNothingLeft()
 }
@@ -153,7 +153,7 @@ func TestDrainEndsWithTheLastConnection(t *testing.T) {
 		t.Errorf("exit code %d, want 0", code)
 	}
 	if !strings.Contains(r.out.String(), "no connection is left") {
-		t.Error("the log does not say that it ended because no connection was left")
+		t.Error("the log does not contain \"no connection was left\"")
 	}
 }
 
@@ -166,7 +166,7 @@ func TestStatusPortRequests(t *testing.T) {
 	if code, body, err := r.http("POST", "15020/drain"); err != nil || code != 200 {
 		t.Fatalf("POST /drain: %d %s %v", code, body, err)
 	}
-	r.eventually("not ready once drained", func() error {
+	r.eventually("not ready after POST /drain", func() error {
 		ready, _, err := r.readiness()
 		if err == nil && ready {
 			err = errors.New("still ready")
@@ -195,7 +195,7 @@ func TestKilledEnvoyEndsAgentWithItsCode(t *testing.T) {
 		t.Errorf("exit code %d, want 137", code)
 	}
 	if !strings.Contains(r.out.String(), "Envoy ended") {
-		t.Error("the agent does not say that Envoy ended")
+		t.Error("the output does not report the exit of Envoy")
 	}
 	r.checkNothingLeft()
 }
@@ -235,7 +235,7 @@ func TestFailingEnvoyEndsAgentWithItsExitCode(t *testing.T) {
 		t.Errorf("exit code %d, want Envoy's own, 3", code)
 	}
 	if out := r.out.String(); !strings.Contains(out, "cannot go on") || !strings.Contains(out, "restarted 5 times") {
-		t.Error("the output tells neither Envoy's last words nor how often it was restarted")
+		t.Error("the output lacks Envoy's last lines or the number of restarts")
 	}
 }
 
@@ -318,7 +318,7 @@ func TestStartFailsWithReason(t *testing.T) {
 			}
 			for _, want := range tc.want {
 				if !strings.Contains(r.out.String(), want) {
-					t.Errorf("the output does not say %q", want)
+					t.Errorf("the output does not contain %q", want)
 				}
 			}
 		})
@@ -336,7 +336,7 @@ func TestUnknownFlagIsToleratedWithAWarning(t *testing.T) {
 	}
 	for _, want := range []string{"flag=--someFlagOfTomorrow", "flag=--concurency nearest=--concurrency"} {
 		if !strings.Contains(r.out.String(), want) {
-			t.Errorf("no warning says %q", want)
+			t.Errorf("no warning contains %q", want)
 		}
 	}
 }
@@ -400,7 +400,7 @@ func TestNoStatusPortLeavesEnvoysReadinessPort(t *testing.T) {
 	s.write(t, "etc/istio/pod/annotations", "status.sidecar.istio.io/port=\"0\"\n")
 	s.cp.start(t)
 	r := s.start(t)
-	r.eventually("Envoy's readiness port says that it is ready", func() error {
+	r.eventually("Envoy's readiness port reports ready", func() error {
 		code, body, err := r.http("GET", "15021/healthz/ready")
 		if err == nil && (code != 200 || strings.TrimSpace(body) != "ready") {
 			err = fmt.Errorf("%d %s", code, body)

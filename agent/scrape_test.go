@@ -84,7 +84,7 @@ func TestScrapeJoinsEnvoyApplicationsAndAgent(t *testing.T) {
 		}
 	}
 
-	// Envoy is scraped at its admin interface, which answers until it exits.
+	// Envoy is scraped through its admin interface, which responds until Envoy exits.
 	if code, _, err := r.http("POST", "15020/drain"); err != nil || code != 200 {
 		t.Fatalf("%d %v", code, err)
 	}

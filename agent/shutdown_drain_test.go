@@ -54,7 +54,7 @@ type reply struct {
 	took  time.Duration
 }
 
-// get sends a request on its own connection, to be answered after a delay.
+// get sends a request on a new connection. The proxy responds after the delay late.
 func (s *agentSetup) get(late time.Duration) reply {
 	began := time.Now()
 	r, err := http.NewRequest("GET", "http://"+s.address+":8443/", nil)
@@ -77,7 +77,7 @@ func (r *agentProcess) getSlowly(late time.Duration) <-chan reply {
 	r.t.Helper()
 	replies := make(chan reply, 1)
 	go func() { replies <- r.get(late) }()
-	r.eventually("the request is under way", func() error {
+	r.eventually("the request is active", func() error {
 		_, body, err := r.http("GET", "15000/stats?filter=http.test.downstream_rq_active")
 		if err == nil && !strings.Contains(body, ": 1") {
 			err = errors.New(body)
@@ -108,14 +108,14 @@ func (r *agentProcess) waitState(want envoyState) envoyStatus {
 	return s
 }
 
-func (r *agentProcess) checkExit(code int, says ...string) {
+func (r *agentProcess) checkExit(code int, wants ...string) {
 	r.t.Helper()
 	if got := r.waitExit(); got != code {
 		r.t.Errorf("exit code %d, want %d", got, code)
 	}
-	for _, what := range says {
+	for _, what := range wants {
 		if !strings.Contains(r.out.String(), what) {
-			r.t.Errorf("the output does not say %q", what)
+			r.t.Errorf("the output does not contain %q", what)
 		}
 	}
 }
@@ -135,9 +135,9 @@ func TestActiveRequestOutlastsDrain(t *testing.T) {
 				t.Errorf("status: %+v", state)
 			}
 			if again := r.get(0); again.err != nil || again.code != 200 || !again.close {
-				t.Errorf("a new request while it drains: %+v, want it answered, and the client asked to go", again)
+				t.Errorf("a new request while it drains: %+v, want a response with Connection: close", again)
 			}
-			r.eventually("the drain's progress is told", func() error {
+			r.eventually("the metrics report the drain's progress", func() error {
 				_, body, err := r.http("GET", "15020/metrics")
 				for _, want := range []string{"istio_agent_draining 1", "istio_agent_drain_requests 1", `istio_agent_envoy_processes{state="draining"} 1`} {
 					if err == nil && !strings.Contains(body, want) {
@@ -147,7 +147,7 @@ func TestActiveRequestOutlastsDrain(t *testing.T) {
 				return err
 			})
 			if got := <-late; got.err != nil || got.code != 200 {
-				t.Errorf("the request that was under way: %+v", got)
+				t.Errorf("the active request: %+v", got)
 			}
 			r.checkExit(0, `because="no request `) // its connection may be counted once more, after its time
 			r.checkNothingLeft()
@@ -169,7 +169,7 @@ func TestIdleProxyStopsAtOnce(t *testing.T) {
 			began := time.Now()
 			r.signal(syscall.SIGTERM)
 			r.checkExit(0, "no request and no connection is left")
-			t.Logf("the end took %v", time.Since(began).Round(time.Millisecond))
+			t.Logf("the stop took %v", time.Since(began).Round(time.Millisecond))
 		})
 	}
 }
@@ -185,7 +185,7 @@ func TestIdleConnectionIsClosedAfterLinger(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	r.eventually("the connection is there", func() error {
+	r.eventually("the connection is open", func() error {
 		_, body, err := r.http("GET", "15000/stats?filter=http.test.downstream_cx_active")
 		if err == nil && !strings.Contains(body, ": 1") {
 			err = errors.New(body)
@@ -221,7 +221,7 @@ func TestProgressOfALongDrainIsLogged(t *testing.T) {
 	r.waitReady()
 	late := r.getSlowly(testTimeout)
 	r.signal(syscall.SIGTERM)
-	r.eventually("the log tells of the drain", func() error {
+	r.eventually("the log reports the drain", func() error {
 		if !strings.Contains(r.out.String(), `msg="still draining" requests=1 connections=1 left=9m`) {
 			return errors.New("not yet")
 		}
@@ -238,7 +238,7 @@ func TestProxyServesDuringPreDelay(t *testing.T) {
 	r := s.start(t)
 	r.waitReady()
 	r.signal(syscall.SIGTERM)
-	r.eventually("it is not ready any more", func() error {
+	r.eventually("the proxy is no longer ready", func() error {
 		ready, _, err := r.readiness()
 		if err == nil && ready {
 			err = errors.New("still ready")
@@ -248,7 +248,7 @@ func TestProxyServesDuringPreDelay(t *testing.T) {
 	before := r.get(0)
 	state, err := r.envoyStatus()
 	if err != nil || before.err != nil || before.close && state.State == stateRunning {
-		t.Errorf("in state %s (%v) a request gets %+v, want it answered, and the client not asked to go yet", state.State, err, before)
+		t.Errorf("in state %s (%v) a request gets %+v, want a response without Connection: close", state.State, err, before)
 	}
 	r.checkExit(0, "no request and no connection is left")
 }
@@ -268,7 +268,7 @@ func TestSIGUSR2DrainsAndStays(t *testing.T) {
 	late := r.getSlowly(2 * time.Second)
 	r.signal(syscall.SIGTERM)
 	if got := <-late; got.code != 200 || !got.close {
-		t.Errorf("a request of before the end: %+v", got)
+		t.Errorf("a request that was sent before the stop: %+v", got)
 	}
 	r.checkExit(0)
 	r.checkNothingLeft()

@@ -20,7 +20,7 @@ func TestFrozenEnvoyIsKilledAtTheDeadline(t *testing.T) {
 	}
 	began := time.Now()
 	r.signal(syscall.SIGTERM)
-	r.eventually("the status port says that it is not ready while the end hangs", func() error {
+	r.eventually("the status port reports not ready while the stop hangs", func() error {
 		code, _, err := r.http("GET", "15020/healthz/ready")
 		if err == nil && code != 503 {
 			err = fmt.Errorf("answer %d", code)
@@ -28,7 +28,7 @@ func TestFrozenEnvoyIsKilledAtTheDeadline(t *testing.T) {
 		return err
 	})
 	r.checkExit(137, "stopped with SIGKILL")
-	t.Logf("the end took %v", time.Since(began).Round(time.Millisecond))
+	t.Logf("the stop took %v", time.Since(began).Round(time.Millisecond))
 	r.checkNothingLeft()
 }
 
@@ -40,7 +40,7 @@ func (s *agentSetup) hungEnvoy(t *testing.T) string {
 exec python3 -c '
 import signal, socket, sys
 def end(*_):
-    print("told to end", flush=True)
+    print("got SIGTERM", flush=True)
     sys.exit(0)
 signal.signal(signal.SIGTERM, end)
 s = socket.socket()
@@ -61,12 +61,12 @@ func TestHungAdminInterfaceDoesNotDelayShutdown(t *testing.T) {
 	s := newSetup(t, "127.102.10.1")
 	s.env = append(s.env, "ENVOY_PATH="+s.hungEnvoy(t), "TERMINATION_GRACE_PERIOD=10m", s.drainFor("0.5s"))
 	r := s.start(t)
-	r.eventually("the admin interface takes connections", func() error {
+	r.eventually("the admin interface accepts connections", func() error {
 		if !strings.Contains(r.out.String(), "listening") {
 			return errors.New("not yet")
 		}
 		return nil
 	})
 	r.signal(syscall.SIGTERM)
-	r.checkExit(0, "Envoy did not start to drain", "cannot count its traffic", "told to end")
+	r.checkExit(0, "Envoy did not start to drain", "cannot count its traffic", "got SIGTERM")
 }

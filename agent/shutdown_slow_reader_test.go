@@ -21,8 +21,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// TestSlowlyReadResponseIsSentCompletely: for Envoy a request is finished when it has buffered the response, of which
-// the client may have read little.
+// TestSlowlyReadResponseIsSentCompletely verifies that a shutdown waits until a client has read its response. For
+// Envoy, the request is finished as soon as the whole response is in its buffers.
 func TestSlowlyReadResponseIsSentCompletely(t *testing.T) {
 	t.Parallel()
 	const size = 24 << 20 // exceeds the kernel's buffers of a connection
@@ -68,7 +68,8 @@ const tcpListener = `{"name": "tcp", "address": {"socketAddress": {"address": %q
  "filterChains": [{"filters": [{"name": "tcp", "typedConfig": {
   "@type": "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy", "statPrefix": "app", "cluster": "app"}}]}]}`
 
-// TestSlowlyReadTCPIsSentCompletely: data in Envoy's buffers for a TCP client delays the shutdown.
+// TestSlowlyReadTCPIsSentCompletely verifies that a shutdown waits until a TCP client has read the data in Envoy's
+// buffers.
 func TestSlowlyReadTCPIsSentCompletely(t *testing.T) {
 	t.Parallel()
 	const size = 24 << 20 // exceeds the buffers of kernel and Envoy for a connection
@@ -129,7 +130,8 @@ func upload(address string, size int) (string, error) {
 	return string(answer), err
 }
 
-// TestTCPToSlowServerArrivesCompletely: data that a TCP server has not read delays it too.
+// TestTCPToSlowServerArrivesCompletely verifies that a shutdown waits until a TCP server has read the data in Envoy's
+// buffers.
 func TestTCPToSlowServerArrivesCompletely(t *testing.T) {
 	const size = 32 << 20 // exceeds the buffers of kernel and Envoy for two connections
 	for n, version := range testenv.EnvoyVersions() {
@@ -162,7 +164,7 @@ func TestTCPToSlowServerArrivesCompletely(t *testing.T) {
 			go func() {
 				answer, err := upload(s.address+":9001", size)
 				if err == nil && answer != fmt.Sprint(size) {
-					err = fmt.Errorf("the application says that it got %s bytes", answer)
+					err = fmt.Errorf("the application reports %s received bytes", answer)
 				}
 				failed <- err
 			}()

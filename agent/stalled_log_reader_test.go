@@ -28,7 +28,7 @@ func TestAgentWithStalledLogReaderStopsInTime(t *testing.T) {
 	select {
 	case <-r.done:
 	case <-time.After(testTimeout):
-		t.Fatal("it did not end")
+		t.Fatal("the agent did not exit")
 	}
 }
 

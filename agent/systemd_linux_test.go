@@ -25,8 +25,9 @@ StandardOutput=append:/var/log/agent
 StandardError=inherit
 ExecStopPost=/bin/sh -c 'echo "$SERVICE_RESULT $EXIT_CODE $EXIT_STATUS" >>/var/log/pilotfish/ends'
 `
-	// bootMachine creates a machine from namespaces and a control group, with systemd as its first process. What it
-	// needs from its directory $0 is mounted before that is hidden. $1 is the agent and $2 the Envoy.
+	// bootMachine is a script that creates a machine from namespaces and a control group, with systemd as its first
+	// process. It mounts the files that the machine needs from its directory $0 before it hides that directory. $1 is
+	// the agent's binary and $2 Envoy's.
 	bootMachine = `set -e
 mount --bind "$1" "$0/bin/pilotfish-agent"
 mount --bind "$2" "$0/bin/envoy"
@@ -55,7 +56,7 @@ func bootSystemd(t *testing.T, s *agentSetup) *systemdMachine {
 		t.Skip("needs root: the machine has mounts, users and control groups of its own")
 	}
 	if _, err := os.Stat(systemdProgram); err != nil {
-		t.Skip("there is no systemd here")
+		t.Skip("systemd is not installed")
 	}
 	s.installUnit(t)
 	group, err := os.MkdirTemp("/sys/fs/cgroup/unified", "pilotfish-test-")
@@ -225,7 +226,7 @@ func (m *systemdMachine) waitStopped(times int) (last string) {
 	m.eventually(fmt.Sprintf("end %d of the service", times), func() error {
 		all := strings.Split(strings.TrimSpace(m.read("log/pilotfish/ends")), "\n")
 		if last = all[len(all)-1]; len(all) < times || last == "" {
-			return fmt.Errorf("its ends are %q", all)
+			return fmt.Errorf("its logged stops are %q", all)
 		}
 		return nil
 	})
@@ -263,7 +264,7 @@ func TestSystemdRestartsService(t *testing.T) {
 	}
 
 	m.systemctl("reload", "pilotfish-agent")
-	m.eventually("the order to open log files again arrives", func() error {
+	m.eventually("the agent reopens its log files", func() error {
 		if !strings.Contains(m.read("log/agent"), "reopened") {
 			return errors.New("the log does not say so")
 		}
@@ -276,7 +277,7 @@ func TestSystemdRestartsService(t *testing.T) {
 	}
 	second := m.waitUnit(map[string]string{"ActiveState": "active", "SubState": "running", "StatusText": "ready", "NRestarts": "1"})
 	if second["MainPID"] == first["MainPID"] {
-		t.Error("the killed agent is still there")
+		t.Error("the killed agent still runs")
 	}
 
 	m.systemctl("stop", "pilotfish-agent")
@@ -287,7 +288,7 @@ func TestSystemdRestartsService(t *testing.T) {
 	m.waitUnit(stopped)
 
 	// Errors that a restart cannot fix are left to the operator.
-	for n, c := range []struct{ setting, end, told string }{
+	for n, c := range []struct{ setting, end, status string }{
 		{"JWT_POLICY=none-of-these", "exit-code exited 2", ""},
 		{"ENVOY_PATH=/usr/local/bin/missing", "exit-code exited 127", "envoy: no Envoy found"},
 	} {
@@ -298,7 +299,7 @@ func TestSystemdRestartsService(t *testing.T) {
 		if end := m.waitStopped(3 + n); end != c.end {
 			t.Errorf("%s: it ended by %q, want %q", c.setting, end, c.end)
 		}
-		m.waitUnit(map[string]string{"ActiveState": "failed", "Result": "exit-code", "NRestarts": "0", "StatusText": c.told})
+		m.waitUnit(map[string]string{"ActiveState": "failed", "Result": "exit-code", "NRestarts": "0", "StatusText": c.status})
 	}
 
 	// An agent that hangs.

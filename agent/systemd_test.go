@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// notifySocket is the service manager's end of the socket. It collects the messages.
+// notifySocket is the socket of a fake service manager. It collects the messages.
 type notifySocket struct {
 	path string
 	conn *net.UnixConn
@@ -63,7 +63,7 @@ func (n *notifySocket) waitMessage(t *testing.T, text string) {
 		if slices.ContainsFunc(n.all(), func(m string) bool { return strings.HasPrefix(m, text) }) {
 			return nil
 		}
-		return fmt.Errorf("it heard %q", n.all())
+		return fmt.Errorf("received %q", n.all())
 	})
 }
 
@@ -86,10 +86,10 @@ func TestSystemdIsNotifiedOfReadinessLivenessAndStop(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 	n.waitMessage(t, "STATUS=stopped")
-	told := n.all()
-	stopping := slices.Index(told, "STOPPING=1")
-	if stopping < 0 || stopping < slices.Index(told, "READY=1") || !strings.HasPrefix(told[stopping+1], "EXTEND_TIMEOUT_USEC=") {
-		t.Errorf("told: %q", told)
+	messages := n.all()
+	stopping := slices.Index(messages, "STOPPING=1")
+	if stopping < 0 || stopping < slices.Index(messages, "READY=1") || !strings.HasPrefix(messages[stopping+1], "EXTEND_TIMEOUT_USEC=") {
+		t.Errorf("messages: %q", messages)
 	}
 }
 
@@ -109,7 +109,7 @@ func TestSystemdStatusHasReasonOfExit(t *testing.T) {
 	}
 	n.waitMessage(t, "STATUS=envoy: Envoy ended: ended by SIGSEGV")
 	if slices.Contains(n.all(), "WATCHDOG=1") {
-		t.Errorf("the watchdog was told although there is none: %q", n.all())
+		t.Errorf("the watchdog was notified although it is disabled: %q", n.all())
 	}
 }
 
@@ -178,7 +178,7 @@ func TestWatchdogIsNotNotifiedByDeadAgent(t *testing.T) {
 		f.set(false, true)
 		time.Sleep(time.Minute)
 		if got := f.count(" WATCHDOG=1"); got != before {
-			t.Errorf("the watchdog heard %d times of an agent that is not alive", got-before)
+			t.Errorf("the watchdog was notified %d times for an agent that is not alive", got-before)
 		}
 		f.set(true, false)
 		time.Sleep(time.Minute)
@@ -193,7 +193,7 @@ func TestWatchdogIsNotNotifiedByDeadAgent(t *testing.T) {
 		before = f.count(" WATCHDOG=1")
 		time.Sleep(time.Minute)
 		if f.count(" WATCHDOG=1") == before {
-			t.Error("the watchdog hears nothing during a long drain")
+			t.Error("the watchdog is not notified during a long drain")
 		}
 		cancel()
 		<-done
@@ -218,7 +218,7 @@ func TestStatusIsPolledRarelyWithoutWatchdog(t *testing.T) {
 		cancel()
 		<-done
 		if asked > 125 {
-			t.Errorf("asked %d times in an hour", asked)
+			t.Errorf("polled %d times in an hour", asked)
 		}
 	})
 }

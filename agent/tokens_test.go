@@ -69,10 +69,10 @@ func TestTokensAreExchanged(t *testing.T) {
 		t.Errorf("with a broken exchange server: %d, %v", status, err)
 	}
 	if _, body, err := r.http("GET", "15020/healthz/ready?format=json"); err != nil || !strings.Contains(body, "token exchanges fail") {
-		t.Errorf("readiness does not tell of it: %s, %v", body, err)
+		t.Errorf("readiness does not report it: %s, %v", body, err)
 	}
 	if _, body, err := r.http("GET", "15020/metrics"); err != nil || !strings.Contains(body, `pilotfish_sts_requests_total{result="granted"}`) {
-		t.Errorf("the metrics do not tell: %v", err)
+		t.Errorf("the metrics do not count it: %v", err)
 	}
 	r.signal(syscall.SIGTERM)
 	if code := r.waitExit(); code != 0 {

@@ -49,7 +49,7 @@ func message[M proto.Message](t *testing.T, into M, format string, args ...any) 
 	return into
 }
 
-// serveTraffic configures a web listener, an echo listener, and a gRPC application behind the former.
+// serveTraffic configures an HTTP listener with a gRPC application behind it, and an echo listener.
 func (s *agentSetup) serveTraffic(t *testing.T) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -81,7 +81,7 @@ type traffic struct {
 // betweenRequests is a pause that leaves CPU time to other tests.
 const betweenRequests = 5 * time.Millisecond
 
-// startTraffic is startClients with an additional readiness probe.
+// startTraffic starts the clients of startClients and a continuous readiness probe.
 func startTraffic(t *testing.T, address string) *traffic {
 	t.Helper()
 	l := startClients(t, address)
@@ -188,7 +188,7 @@ func (l *traffic) checkLossless() {
 		l.t.Errorf("%d of %d requests failed: %v", len(failed), asked, errors.Join(failed[:min(len(failed), 5)]...))
 	}
 	if asked < 100 {
-		l.t.Errorf("only %d requests were made", asked)
+		l.t.Errorf("only %d requests were sent", asked)
 	}
 	l.t.Logf("%d requests", asked)
 }
@@ -228,7 +228,7 @@ func openStreams(t *testing.T, address string) *stream {
 	return s
 }
 
-// alive checks that both still work.
+// alive checks that the gRPC stream and the TCP connection still work.
 func (s *stream) alive() {
 	s.t.Helper()
 	_ = s.tcp.SetDeadline(time.Now().Add(testTimeout))

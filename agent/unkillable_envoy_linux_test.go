@@ -14,8 +14,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// preventExit makes a process unable to exit even after SIGKILL, until release is called. Its exit stops for the thread
-// that traces it, like that of a process that waits for a hung disk.
+// preventExit makes a process unable to exit, even after SIGKILL, until release is called. A thread that traces the
+// process stops its exit. It then behaves like a process that waits for a hung disk.
 func preventExit(t *testing.T, pid int) (release func()) {
 	t.Helper()
 	held, let, done := make(chan error), make(chan struct{}), make(chan struct{})
@@ -33,7 +33,7 @@ func preventExit(t *testing.T, pid int) (release func()) {
 		_ = unix.PtraceDetach(pid) // fails if the process has not reached its exit
 	}()
 	if err := <-held; err != nil {
-		t.Skipf("no process may be traced here: %v", err)
+		t.Skipf("processes cannot be traced on this machine: %v", err)
 	}
 	var released bool
 	release = func() {
@@ -50,7 +50,7 @@ func preventExit(t *testing.T, pid int) (release func()) {
 // waitGivenUp waits until status, metrics and readiness report that an Envoy was given up.
 func (r *agentProcess) waitGivenUp(pid int) {
 	r.t.Helper()
-	r.eventually("the Envoy that does not end is told of", func() error {
+	r.eventually("the status reports the Envoy that does not end", func() error {
 		s, err := r.envoyStatus()
 		if err != nil {
 			return err
@@ -60,7 +60,7 @@ func (r *agentProcess) waitGivenUp(pid int) {
 		}
 		return nil
 	})
-	r.eventually("readiness tells of it", func() error {
+	r.eventually("readiness reports it", func() error {
 		code, body, err := r.http("GET", "15020/healthz/ready")
 		if err == nil && (code != 200 || !strings.Contains(body, "killed Envoys that the kernel has not ended: 1")) {
 			err = fmt.Errorf("%d %s", code, body)
@@ -69,13 +69,13 @@ func (r *agentProcess) waitGivenUp(pid int) {
 	})
 	r.metric(`istio_agent_envoy_processes{state="given-up"} 1`)
 	if gone := syscall.Kill(pid, 0); gone != nil {
-		r.t.Fatalf("Envoy %d: %v, so nothing was given up", pid, gone)
+		r.t.Fatalf("Envoy %d has ended (%v), so the test proves nothing", pid, gone)
 	}
 }
 
 func (r *agentProcess) metric(want string) {
 	r.t.Helper()
-	r.eventually("the metrics say "+want, func() error {
+	r.eventually("the metrics contain "+want, func() error {
 		_, body, err := r.http("GET", "15020/metrics")
 		if err == nil && !strings.Contains(body, "\n"+want+"\n") {
 			err = errors.New("they do not")
@@ -95,7 +95,7 @@ func (r *agentProcess) checkProcessGone(pid int) {
 	}
 }
 
-// checkAnswers sends requests over n new connections. Those to a dead process would hang.
+// checkAnswers sends requests over n new connections. A request over a connection to a dead process would hang.
 func (r *agentProcess) checkAnswers(n int) {
 	r.t.Helper()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: testTimeout}
@@ -117,7 +117,7 @@ func TestUnkillableEnvoyIsReplaced(t *testing.T) {
 			if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
-			r.eventually("it is noticed", func() error {
+			r.eventually("the agent logs that Envoy does not end", func() error {
 				_, _, _ = r.http("GET", "15020/healthz/ready") // triggers the check
 				if !strings.Contains(r.out.String(), "crashed or was killed, but the kernel has not ended it") {
 					return errors.New("not yet")
@@ -254,7 +254,8 @@ func TestUnkillableFailedNewEnvoyLeavesOldIntact(t *testing.T) {
 	}
 }
 
-// A frozen old Envoy cannot close its listeners, and would receive new connections from the kernel.
+// A frozen old Envoy cannot close its listeners. The kernel would assign new connections to it if the agent did not
+// close them.
 func TestFrozenOldEnvoyGetsNoNewConnections(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.41.1")
@@ -267,7 +268,7 @@ func TestFrozenOldEnvoyGetsNoNewConnections(t *testing.T) {
 	if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.OldEnvoyVersion), "--way", HandOver, "--keep", "10m"); u.waitExit() != 0 {
 		t.Fatalf("upgrade: %s", u.out)
 	}
-	r.eventually("the old Envoy was found not to answer", func() error {
+	r.eventually("the agent logs that the old Envoy does not respond", func() error {
 		if !strings.Contains(r.out.String(), "the old Envoy did not close its listeners") {
 			return errors.New("not yet")
 		}

@@ -18,7 +18,7 @@ import (
 func rootOnPort53(t *testing.T, address string) *agentSetup {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("needs root: the agent is to have its Envoy run as somebody else")
+		t.Skip("needs root: the agent starts Envoy as another user")
 	}
 	s := newSetup(t, address)
 	for _, dir := range []string{s.dir, filepath.Dir(s.dir)} {
@@ -107,7 +107,7 @@ func TestRootAgentOnPort53RunsEnvoyAsProxyUser(t *testing.T) {
 		}
 	}
 	if info, err := os.Lstat(filepath.Join(s.dir, "etc/istio/proxy/control")); err != nil || info.Sys().(*syscall.Stat_t).Uid != 0 {
-		t.Errorf("the socket for orders is not root's: %v %v", info, err)
+		t.Errorf("the control socket does not belong to root: %v %v", info, err)
 	}
 	if _, _, err := r.http("GET", "15000/server_info?mark"); err != nil {
 		t.Fatal(err)
@@ -193,8 +193,8 @@ func TestInvisibleConnectionsOfOldEnvoyLinger(t *testing.T) {
 			if code := u.waitExit(); code != 0 || !strings.Contains(u.out.String(), "the time limit for its 1 idle connections has passed") {
 				t.Errorf("upgrade: %d: %s", code, u.out)
 			}
-			if told := strings.Contains(r.out.String(), "new connections may reach the old Envoy"); told != (way == HandOver) {
-				t.Errorf("it is told that connections cannot be steered: %v", told)
+			if warned := strings.Contains(r.out.String(), "new connections may reach the old Envoy"); warned != (way == HandOver) {
+				t.Errorf("warning that connections cannot be steered: %v", warned)
 			}
 			r.signal(syscall.SIGTERM)
 			r.checkExit(0)

@@ -11,7 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// On a full disk, an upgrade that writes nothing succeeds. Any other fails and leaves the running Envoy intact.
+// On a full disk, an upgrade succeeds if it does not have to write a file. Otherwise it fails, and the running Envoy
+// continues to serve.
 func TestUpgradeOnFullDiskSucceedsOrChangesNothing(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.151.4.1")
@@ -22,7 +23,7 @@ func TestUpgradeOnFullDiskSucceedsOrChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := syscall.Mount("tmpfs", etc, "tmpfs", 0, "size=1m"); err != nil {
-		t.Skipf("no file system of its own can be made here: %v", err)
+		t.Skipf("cannot mount a file system: %v", err)
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(etc, syscall.MNT_DETACH) })
 	r := s.start(t)

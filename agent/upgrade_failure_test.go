@@ -192,8 +192,8 @@ func TestNewEnvoyCrashRestartsOldVersion(t *testing.T) {
 	}
 }
 
-// TestUpgradeFailsIfOldEnvoyExits kills the old Envoy. The agent then starts another one, with which a new Envoy would
-// interfere.
+// TestUpgradeFailsIfOldEnvoyExits kills the old Envoy during an upgrade. The agent then restarts the old version, so
+// the upgrade has to fail.
 func TestUpgradeFailsIfOldEnvoyExits(t *testing.T) {
 	for address, way := range map[string]string{"127.88.43.1": HotRestart, "127.88.43.2": HandOver} {
 		t.Run(way, func(t *testing.T) {
@@ -367,7 +367,7 @@ func TestFrozenOldEnvoyDoesNotOutlastTheDeadline(t *testing.T) {
 					return
 				}
 			}
-			t.Errorf("the end took %v, and the deadline is after 5.4s", took)
+			t.Errorf("the stop took %v with a deadline of 5.4s", took)
 		})
 	}
 }

@@ -61,7 +61,7 @@ func TestEndlessRequestDoesNotRetainOldEnvoy(t *testing.T) {
 	}
 }
 
-// An old Envoy that answers late has not disconnected its clients when its time has passed.
+// An old Envoy that responds late to the drain request still has clients when its keep time has passed.
 func TestSlowlyDrainingOldEnvoyLosesNoRequest(t *testing.T) {
 	t.Parallel()
 	r := upgradable(t, "127.88.46.1", testenv.OldEnvoyVersion)
@@ -78,7 +78,7 @@ func TestSlowlyDrainingOldEnvoyLosesNoRequest(t *testing.T) {
 	if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.EnvoyVersion), "--keep", "1s"); u.waitExit() != 0 {
 		t.Fatalf("upgrade: %s", u.out)
 	}
-	r.eventually("the old Envoy does not answer", func() error { // two seconds, longer than a timeout of one second
+	r.eventually("the old Envoy does not respond", func() error { // two seconds, longer than a timeout of one second
 		if !strings.Contains(r.out.String(), "retrying the drain of the old Envoy") {
 			return errors.New("not yet")
 		}
@@ -93,7 +93,8 @@ func TestSlowlyDrainingOldEnvoyLosesNoRequest(t *testing.T) {
 	r.stopCleanly()
 }
 
-// TestHalfClosedConnectionSurvives: a client that has closed its sending side still waits for the response.
+// TestHalfClosedConnectionSurvives verifies that an upgrade waits for half-closed connections: their client still
+// expects the response.
 func TestHalfClosedConnectionSurvives(t *testing.T) {
 	for address, way := range map[string]string{"127.88.61.1": HotRestart, "127.88.61.2": HandOver} {
 		t.Run(way, func(t *testing.T) {
@@ -125,7 +126,7 @@ func TestHalfClosedConnectionSurvives(t *testing.T) {
 			go func() {
 				answer, err := upload(s.address+":9001", 1000)
 				if err == nil && answer != "1000" {
-					err = fmt.Errorf("the application says that it got %s bytes", answer)
+					err = fmt.Errorf("the application reports %s received bytes", answer)
 				}
 				failed <- err
 			}()

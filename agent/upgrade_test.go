@@ -21,7 +21,7 @@ func (r *agentProcess) upgrade(t *testing.T, args ...string) *agentProcess {
 // checkServes checks the serving Envoy in the admin interface, the agent's status and the metrics.
 func (r *agentProcess) checkServes(version string, epoch int) {
 	r.t.Helper()
-	r.eventually("the admin address is of the Envoy that serves", func() error {
+	r.eventually("the admin address leads to the serving Envoy", func() error {
 		_, body, err := r.http("GET", "15000/server_info")
 		if err == nil && (!strings.Contains(body, "/"+version+"/") || !strings.Contains(body, `"state": "LIVE"`)) {
 			err = errors.New(body[:min(len(body), 300)])
@@ -30,7 +30,7 @@ func (r *agentProcess) checkServes(version string, epoch int) {
 	})
 	want := fmt.Sprintf("istio_agent_envoy_epoch %d", epoch)
 	if _, body, err := r.http("GET", "15020/metrics"); err != nil || !strings.Contains(body, want+"\n") {
-		r.t.Errorf("the metrics do not say %q (%v)", want, err)
+		r.t.Errorf("the metrics do not contain %q (%v)", want, err)
 	}
 	r.waitReady()
 }
@@ -67,7 +67,7 @@ func (r *agentProcess) waitOnlyEnvoy(pid int) {
 	r.t.Helper()
 	for _, other := range r.startedEnvoys() {
 		if err := syscall.Kill(other, 0); other != pid && !errors.Is(err, syscall.ESRCH) {
-			r.t.Errorf("Envoy %d is still there (%v)", other, err)
+			r.t.Errorf("Envoy %d still runs (%v)", other, err)
 		}
 	}
 }

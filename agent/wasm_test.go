@@ -33,7 +33,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// teapot is a Wasm module that answers each request with 418: proxy_on_request_headers calls proxy_send_local_response.
+// teapot is a Wasm module that responds to each request with status 418: proxy_on_request_headers calls
+// proxy_send_local_response.
 const teapot = "AGFzbQEAAAABIQVgAX8Bf2AAAGACf38AYAN/f38Bf2AIf39/f39/f38BfwIhAQNlbnYZcHJveHlfc2VuZF9sb2NhbF9yZXNwb25zZQAEAwUEAAECAwUDAQABB2IFF3Byb3h5X2FiaV92ZXJzaW9uXzBfMl8xAAIGbWFsbG9jAAEGbWVtb3J5AgAXcHJveHlfb25fY29udGV4dF9jcmVhdGUAAxhwcm94eV9vbl9yZXF1ZXN0X2hlYWRlcnMABAolBAQAQQALAgALAgALGABBogNBAEEAQQBBAEEAQQBBfxAAGkEBCw=="
 
 // moduleServers are an HTTP server, an HTTPS server, and a registry with a pull secret. Each serves teapot.

@@ -45,7 +45,7 @@ func TestAdminReportsInfoOfEachEnvoyVersion(t *testing.T) {
 				t.Error(err)
 			}
 			if err := admin.SetLogLevel(ctx, "loud"); err == nil {
-				t.Error("an unknown level was taken")
+				t.Error("an unknown log level was accepted")
 			}
 		})
 	}
@@ -66,7 +66,7 @@ func TestQuitEndsEnvoy(t *testing.T) {
 	}
 }
 
-// A second drain must not cancel the first, so each runs on its own Envoy.
+// Each drain runs on its own Envoy, because a second drain would cancel the first.
 func TestDrainFollowsItsOptions(t *testing.T) {
 	bootstrap := strings.Replace(staticBootstrap, "- name: echo", "- name: echo\n    traffic_direction: INBOUND", 1)
 	outbound := strings.Replace(staticBootstrap, "- name: echo", "- name: echo\n    traffic_direction: OUTBOUND", 1)
@@ -171,9 +171,9 @@ admin:`, 1)
 		t.Errorf("the dump: %s", text)
 	}
 	if !json.Valid(out.Bytes()) {
-		t.Error("the dump is not JSON any more")
+		t.Error("the redacted dump is not JSON")
 	}
 	if err := admin.RedactedConfigDump(t.Context(), "", 100, &out); err == nil || !strings.Contains(err.Error(), "larger than") {
-		t.Errorf("a dump beyond the bound: %v", err)
+		t.Errorf("a dump larger than the limit: %v", err)
 	}
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-// TestUnreachableServerIsDistinguishedFromSlowReader: both have pending bytes.
+// TestUnreachableServerIsDistinguishedFromSlowReader verifies that pending bytes count for a slow reader, but not for
+// an unreachable server.
 func TestUnreachableServerIsDistinguishedFromSlowReader(t *testing.T) {
 	ns := testns.New(t)
 	var server net.Listener

@@ -82,7 +82,7 @@ func TestUnsuitableConfiguredEnvoyEndsTheSearch(t *testing.T) {
 			}
 			for _, want := range append(c.output, c.path, "ENVOY_PATH", "make envoy") {
 				if !strings.Contains(err.Error(), want) {
-					t.Errorf("error %q does not say %q", err, want)
+					t.Errorf("error %q does not contain %q", err, want)
 				}
 			}
 		})
@@ -100,17 +100,17 @@ func TestSearchSkipsAndReportsUnsuitableEnvoys(t *testing.T) {
 	}
 	for _, want := range []string{o.CacheDir, "in PATH", "is not that of Envoy", "make envoy"} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("error %q does not say %q", err, want)
+			t.Errorf("error %q does not contain %q", err, want)
 		}
 	}
 	fakeEnvoy(t, dir, "cache/1.30.0/envoy", "1.30.0")
 	var old *TooOldError
 	if _, err = Find(context.Background(), o); !errors.As(err, &old) {
-		t.Errorf("with only an old one, Find = %v, want a TooOldError", err)
+		t.Errorf("with only an old Envoy, Find = %v, want a TooOldError", err)
 	}
 	fakeEnvoy(t, dir, "b/envoy", "1.41.0-dev")
 	if b, err := Find(context.Background(), o); err != nil || b.Version.Pre != "dev" {
-		t.Errorf("with a fit one last, Find = %+v, %v", b, err)
+		t.Errorf("with a suitable Envoy last, Find = %+v, %v", b, err)
 	}
 }
 
@@ -163,7 +163,7 @@ func FuzzParseVersionOutput(f *testing.F) {
 			return
 		}
 		if again, err := ParseVersion(v.String()); err != nil || again != v {
-			t.Errorf("%q gives %v, which reads back as %v, %v", out, v, again, err)
+			t.Errorf("%q is parsed as %v, whose text is parsed as %v, %v", out, v, again, err)
 		}
 	})
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// helloBootstrap responds on one address and has its admin interface on another.
+// helloBootstrap configures an Envoy with one HTTP listener that responds with a fixed text, and an admin interface.
 const helloBootstrap = `
 admin: {address: {socket_address: {address: %[1]s, port_value: 15000}}}
 static_resources:
@@ -29,7 +29,8 @@ static_resources:
       route_config: {virtual_hosts: [{name: all, domains: ["*"], routes: [{match: {prefix: /}, direct_response: {status: 200, body: {inline_string: hello}}}]}]}}}]}]
 `
 
-// unavailableADSBootstrap waits forever for an unavailable control plane.
+// unavailableADSBootstrap configures an Envoy that waits for an unavailable control plane and therefore never becomes
+// ready.
 const unavailableADSBootstrap = `
 node: {id: a, cluster: b}
 admin: {address: {socket_address: {address: %[1]s, port_value: 15000}}}
@@ -82,7 +83,7 @@ func (e *hotRestartChain) start(version, config string) *Process {
 	return start(e.t, Config{Path: testenv.EnvoyOf(e.t, version), Args: args, Dir: e.dir, Output: output})
 }
 
-// admin waits until the admin interface reports the current epoch in the state.
+// admin waits until the admin interface reports the current epoch and this state.
 func (e *hotRestartChain) admin(state string) {
 	e.t.Helper()
 	testenv.Eventually(e.t, fmt.Sprintf("epoch %d is %s", e.Epoch, state), func() error {
@@ -158,7 +159,7 @@ func TestHotRestartBetweenAllVersions(t *testing.T) {
 			young := e.start(pair[1], "hello.yaml")
 			e.admin("LIVE")
 			if exit := old.Exit(); exit.Reason != Stopped || exit.Code != 0 {
-				t.Errorf("the old one: %+v, want that it was stopped", exit)
+				t.Errorf("the old Envoy: %+v, want it stopped", exit)
 			}
 			e.hello()
 			young.Stop(contextWithTimeout(t, 10*time.Second))
@@ -192,7 +193,7 @@ func TestHotRestartWorksAfterFailedHotRestart(t *testing.T) {
 			e.admin("LIVE")
 			e.hello()
 			if exit := old.Exit(); exit.Reason != Stopped {
-				t.Errorf("the old one: %+v", exit)
+				t.Errorf("the old Envoy: %+v", exit)
 			}
 			again.Stop(contextWithTimeout(t, 10*time.Second))
 			e.checkFilesRemoved()
@@ -210,7 +211,7 @@ func TestUnknownSharedMemoryIsNotChanged(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := e.ClearInitializingFlag(); err == nil {
-			t.Errorf("%s: mended", name)
+			t.Errorf("%s: changed although its layout is unknown", name)
 		}
 	}
 	if err := os.WriteFile(e.socketPrefix()+fmt.Sprintf("_parent_%d1", e.BaseID), nil, 0o600); err != nil {
@@ -241,13 +242,14 @@ func TestChildEnvoySurvivesDeathOfParent(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer end()
-	// After that time the child orders its parent to end, and would notice that it has ended.
+	// After ParentShutdown, the child requests its parent to exit, and would abort if it noticed that the parent has
+	// exited.
 	for until := time.Now().Add(e.ParentShutdown + time.Second); time.Now().Before(until); {
 		e.hello()
 		e.admin("LIVE")
 	}
 	if exit := young.Stop(contextWithTimeout(t, 10*time.Second)); exit.Forced || exit.Reason != Stopped || strings.Contains(strings.Join(exit.Tail, " "), "refused") {
-		t.Errorf("the newer one: %+v", exit)
+		t.Errorf("the new Envoy: %+v", exit)
 	}
 	e.checkFilesRemoved()
 }

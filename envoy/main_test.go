@@ -77,7 +77,7 @@ func helperStarve() {
 	_ = json.NewEncoder(os.Stdout).Encode(p.Exit())
 }
 
-// helper returns a command that runs the test binary in one of these roles.
+// helper returns a command that runs the test binary as one of the helper programs.
 func helper(t *testing.T, role string, args ...string) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
@@ -138,7 +138,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	deadline := time.Now().Add(time.Minute)
 	for !holds() {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for: %s", what)
+			t.Fatalf("timeout while waiting for: %s", what)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
@@ -170,7 +170,7 @@ func readLine(t *testing.T, cmd *exec.Cmd) string {
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {
-		t.Fatalf("the helper said nothing: %v", err)
+		t.Fatalf("the helper printed nothing: %v", err)
 	}
 	return strings.TrimSpace(line)
 }

@@ -55,7 +55,8 @@ func limitedCgroup(t *testing.T, limit int) string {
 	return ""
 }
 
-// writeExisting writes to an existing file. A directory that is not a cgroup does not contain it.
+// writeExisting writes to an existing control file. It fails in a directory that is not a cgroup, because the file is
+// missing there.
 func writeExisting(file string, value int) error {
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	if err != nil {
@@ -66,11 +67,11 @@ func writeExisting(file string, value int) error {
 }
 
 // fakeCounter returns one count per call, and then repeats the last; -1 means no count.
-func fakeCounter(told ...int) oomCounter {
+func fakeCounter(counts ...int) oomCounter {
 	return func() (uint64, string, bool) {
-		n := told[0]
-		if len(told) > 1 {
-			told = told[1:]
+		n := counts[0]
+		if len(counts) > 1 {
+			counts = counts[1:]
 		}
 		return uint64(max(n, 0)), "memory.events", n >= 0
 	}
@@ -103,11 +104,11 @@ func TestEarlierOOMKillInCgroupIsNotAttributedToEnvoy(t *testing.T) {
 		w.sample()
 	}
 	if w.before != 0 {
-		t.Error("a look between the kill and the end would lose the evidence")
+		t.Error("a read of the count between the kill and the exit would lose the evidence")
 	}
 	w.sample()
 	if got := w.evidence(); got != "" {
-		t.Errorf("evidence %q of a death two looks ago", got)
+		t.Errorf("evidence %q of a kill two reads ago", got)
 	}
 }
 

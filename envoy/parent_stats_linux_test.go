@@ -31,7 +31,7 @@ func TestGaugesAreParsed(t *testing.T) {
 	}
 	for _, wrong := range [][]byte{nil, {0x18, 1}, {0x12, 0}, {0x12, 5}, {0x12, 2, 0x1a, 9}} {
 		if got, err := parseGauges(wrong); err == nil {
-			t.Errorf("%x was taken as %v", wrong, got)
+			t.Errorf("%x was accepted as %v", wrong, got)
 		}
 	}
 }

@@ -32,7 +32,7 @@ func TestStopReturnsIfKernelDoesNotEndEnvoy(t *testing.T) {
 	<-ready
 	holder := helper(t, "hold", strconv.Itoa(p.PID()))
 	if said := readLine(t, holder); said != "held" {
-		t.Skipf("no process may be traced here: %s", said)
+		t.Skipf("processes cannot be traced on this machine: %s", said)
 	}
 	if where := p.HungThreads(); where != "" {
 		t.Errorf("before its end: %s", where)
@@ -53,7 +53,7 @@ func TestStopReturnsIfKernelDoesNotEndEnvoy(t *testing.T) {
 		t.Errorf("it is reported as %q with the last lines %q", e, e.Tail)
 	}
 	if hasEnded(p.PID()) {
-		t.Error("it ended, so there was nothing to give up")
+		t.Error("the process ended although it was traced")
 	}
 	_ = holder.Process.Kill()
 	<-p.Terminated()

@@ -71,10 +71,10 @@ func TestEnvoyStartsBecomesReadyAndStops(t *testing.T) {
 		t.Errorf("Exit = %+v (%s), want a clean stop", e, e)
 	}
 	if !hasEnded(p.PID()) {
-		t.Error("the process is still there")
+		t.Error("the process still exists")
 	}
 	if !slices.Equal(lines, e.Tail) || !strings.Contains(strings.Join(lines, "\n"), "caught ENVOY_SIGTERM") {
-		t.Errorf("Output got %q, Tail is %q; want both to tell of the SIGTERM", lines, e.Tail)
+		t.Errorf("Output got %q, Tail is %q; want both to contain the SIGTERM message", lines, e.Tail)
 	}
 	if again := p.Stop(contextWithTimeout(t, time.Second)); again.Reason != Stopped {
 		t.Errorf("a second Stop = %+v", again)
@@ -145,7 +145,7 @@ func TestExitIsReportedAlthoughOutputIsNotRead(t *testing.T) {
 	<-taking
 	e := p.Exit()
 	if e.ExitCode() != 3 || !slices.Contains(e.Tail, "last words") {
-		t.Errorf("Exit = %+v, want code 3 and its last words", e)
+		t.Errorf("Exit = %+v, want code 3 and the last line of output", e)
 	}
 	close(stuck)
 }
@@ -256,14 +256,14 @@ func TestFailedStartReportsWhatIsMissing(t *testing.T) {
 	}
 	none := filepath.Join(dir, "no-dir")
 	if _, err := Start(Config{Path: "/bin/true", Dir: none}); err == nil || !strings.Contains(err.Error(), none) {
-		t.Errorf("Start in a folder that is not there = %v, want it named", err)
+		t.Errorf("Start in a missing directory = %v, want an error that names it", err)
 	}
 	empty := filepath.Join(dir, "empty")
 	if err := os.WriteFile(empty, []byte("\x00"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Start(Config{Path: empty}); !errors.Is(err, syscall.ENOEXEC) {
-		t.Errorf("Start of what is no program = %v, want ENOEXEC", err)
+		t.Errorf("Start of a file that is not a program = %v, want ENOEXEC", err)
 	}
 }
 

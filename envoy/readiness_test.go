@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// dynamicBootstrap has clusters and listeners from %s. No process listens on the port of cluster "dead".
+// dynamicBootstrap configures an Envoy that reads clusters and listeners from the sources %s. No process listens on the
+// port of cluster "dead".
 const dynamicBootstrap = `
 node: {id: test, cluster: test}
 admin: {address: {pipe: {path: admin.sock}}}
@@ -164,7 +165,7 @@ func TestBusyEnvoyStaysReadyOnlyAfterStart(t *testing.T) {
 		t.Errorf("a busy Envoy is reported as %q", reason)
 	}
 	if ok, reason := fresh.Check(contextWithTimeout(t, 20e6)); ok || !strings.Contains(reason, "does not respond") {
-		t.Errorf("an Envoy that never answered: %v, %q", ok, reason)
+		t.Errorf("an Envoy that has never responded: %v, %q", ok, reason)
 	}
 }
 
@@ -178,7 +179,7 @@ func TestUnresponsiveEnvoyIsNotReadyUntilItResponds(t *testing.T) {
 	e.frozen.Store(true)
 	c.advance(time.Hour) // without queries, so Envoy's state is unknown
 	if ok, reason := r.Check(t.Context()); !ok || !strings.Contains(reason, "busy") {
-		t.Errorf("after one question: %v, %q", ok, reason)
+		t.Errorf("after one query: %v, %q", ok, reason)
 	}
 	began := c.now()
 	c.advance(maxUnresponsive)
@@ -187,15 +188,15 @@ func TestUnresponsiveEnvoyIsNotReadyUntilItResponds(t *testing.T) {
 		t.Errorf("after %v: %+v, since %v", maxUnresponsive, got, began)
 	}
 	if d, n := r.UnresponsiveFor(); d != maxUnresponsive || n != 2 {
-		t.Errorf("silent for %v, %d questions", d, n)
+		t.Errorf("silent for %v, %d queries", d, n)
 	}
 	e.frozen.Store(false)
 	c.advance(time.Second)
 	if ok, reason := r.Check(t.Context()); !ok || reason != "" {
-		t.Errorf("awake again: %v, %q", ok, reason)
+		t.Errorf("after Envoy responds again: %v, %q", ok, reason)
 	}
 	if d, n := r.UnresponsiveFor(); d != 0 || n != 0 {
-		t.Errorf("silent for %v, %d questions, though it answers", d, n)
+		t.Errorf("silent for %v, %d queries, although Envoy responds", d, n)
 	}
 }
 
@@ -233,7 +234,7 @@ func TestConcurrentProbesShareOneQuery(t *testing.T) {
 	}
 }
 
-// TestCancelledCallerDoesNotAffectOthers: the query continues after its first caller is cancelled.
+// TestCancelledCallerDoesNotAffectOthers verifies that a query continues after the caller that started it is cancelled.
 func TestCancelledCallerDoesNotAffectOthers(t *testing.T) {
 	var e slowEnvoy
 	r := NewReadiness(ReadinessConfig{Admin: e.serve(t)})

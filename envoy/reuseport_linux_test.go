@@ -125,11 +125,11 @@ signal.pause()
 	}
 }
 
-// runAsUnprivileged calls do on a thread of an unprivileged user.
+// runAsUnprivileged calls do on a thread that runs as an unprivileged user.
 func runAsUnprivileged(t *testing.T, do func() error) error {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("needs root: to be somebody else")
+		t.Skip("needs root, to change the user")
 	}
 	failed := make(chan error)
 	go func() {
@@ -147,7 +147,7 @@ func runAsUnprivileged(t *testing.T, do func() error) error {
 
 const unprivilegedUID = 65534
 
-// Only root can inspect an Envoy with file capabilities, and it may have received sockets from another.
+// Only root can inspect an Envoy with file capabilities. Such an Envoy may share sockets with the Envoy to stop.
 func TestSocketsOfUnreadableProcessAreNotClosed(t *testing.T) {
 	l, err := net.Listen("tcp", "127.42.30.3:0")
 	if err != nil {
@@ -163,7 +163,7 @@ func TestSocketsOfUnreadableProcessAreNotClosed(t *testing.T) {
 		c.ExtraFiles = []*os.File{f}
 		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
 		if err := c.Start(); err != nil {
-			t.Skipf("no process may be another user's here: %v", err)
+			t.Skipf("cannot start a process as another user: %v", err)
 		}
 		t.Cleanup(func() { _ = c.Process.Kill(); _ = c.Wait() })
 		return c
@@ -179,16 +179,16 @@ func TestSocketsOfUnreadableProcessAreNotClosed(t *testing.T) {
 	}
 	closeP := func() error { return closeListeners(p.Process.Pid) }
 	if err := runAsUnprivileged(t, closeP); !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), strconv.Itoa(other.Process.Pid)) {
-		t.Errorf("%v, want that process %d may not be looked at", err, other.Process.Pid)
+		t.Errorf("%v, want an error that process %d cannot be inspected", err, other.Process.Pid)
 	}
 	if err := connect(); err != nil {
 		t.Errorf("it was closed: %v", err)
 	}
 	if err := runAsUnprivileged(t, func() error { return closeListeners(other.Process.Pid) }); !errors.Is(err, fs.ErrPermission) {
-		t.Errorf("of a process that cannot be inspected: %v", err)
+		t.Errorf("closing the listeners of a process that cannot be inspected: %v", err)
 	}
 	_ = other.Process.Kill() // it becomes a zombie
-	testenv.Eventually(t, "the process alone has the socket", func() error { return runAsUnprivileged(t, closeP) })
+	testenv.Eventually(t, "no other process has the socket open", func() error { return runAsUnprivileged(t, closeP) })
 	if connect() == nil {
 		t.Error("it is still open")
 	}

@@ -33,7 +33,7 @@ func TestValidateReturnsEnvoysError(t *testing.T) {
 			t.Errorf("Envoy %s: %v", v, err)
 		}
 		if err := Validate(t.Context(), path, Options{ConfigPath: good, Extra: []string{"--what"}}); !errors.As(err, &invalid) || !strings.Contains(invalid.Reason, "--what") {
-			t.Errorf("Envoy %s with a flag that it does not know: %v", v, err)
+			t.Errorf("Envoy %s with an unknown flag: %v", v, err)
 		}
 	}
 }

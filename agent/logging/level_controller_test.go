@@ -52,7 +52,7 @@ func (f *fakeEnvoyLog) fail(err error) {
 	f.broken = err
 }
 
-// StartLevels runs a LevelController with a fake Envoy in virtual time.
+// startLevels runs a LevelController with a fake Envoy in virtual time.
 func startLevels(t *testing.T) (*LevelController, *fakeEnvoyLog, func()) {
 	log, _ := openLog(t)
 	log.With("part", "xds")
@@ -68,7 +68,7 @@ func startLevels(t *testing.T) (*LevelController, *fakeEnvoyLog, func()) {
 	return l, envoy, func() { cancel(); <-done }
 }
 
-func (l *LevelController) mustOrder(t *testing.T, o LevelRequest) LevelReport {
+func (l *LevelController) mustHandle(t *testing.T, o LevelRequest) LevelReport {
 	t.Helper()
 	r, err := l.Handle(t.Context(), o)
 	if err != nil {
@@ -81,7 +81,7 @@ func TestLogLevelsResetAutomatically(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, _, stop := startLevels(t)
 		defer stop()
-		r := l.mustOrder(t, LevelRequest{Agent: "debug", Envoy: "info,http:debug", For: 5 * time.Minute})
+		r := l.mustHandle(t, LevelRequest{Agent: "debug", Envoy: "info,http:debug", For: 5 * time.Minute})
 		if r.Agent != "debug" || r.Envoy != "info,http:debug" || !r.Changed || r.Until == nil {
 			t.Errorf("after the change: %+v", r)
 		}
@@ -89,11 +89,11 @@ func TestLogLevelsResetAutomatically(t *testing.T) {
 			t.Errorf("an Envoy that is started now gets %q, %q", level, components)
 		}
 		time.Sleep(4 * time.Minute)
-		if r := l.mustOrder(t, LevelRequest{}); r.Agent != "debug" {
+		if r := l.mustHandle(t, LevelRequest{}); r.Agent != "debug" {
 			t.Errorf("after 4 minutes: %+v", r)
 		}
 		time.Sleep(time.Minute + time.Second)
-		r = l.mustOrder(t, LevelRequest{})
+		r = l.mustHandle(t, LevelRequest{})
 		if r.Agent != "info" || r.Envoy != "warning,upstream:error" || r.Changed || r.Until != nil {
 			t.Errorf("after 5 minutes: %+v", r)
 		}
@@ -107,16 +107,16 @@ func TestLogLevelChangesAccumulate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, _, stop := startLevels(t)
 		defer stop()
-		l.mustOrder(t, LevelRequest{Envoy: "http:debug", Agent: "xds:debug", For: time.Minute})
-		r := l.mustOrder(t, LevelRequest{Envoy: "router:trace", For: time.Hour})
+		l.mustHandle(t, LevelRequest{Envoy: "http:debug", Agent: "xds:debug", For: time.Minute})
+		r := l.mustHandle(t, LevelRequest{Envoy: "router:trace", For: time.Hour})
 		if r.Envoy != "debug,router:trace,upstream:error" && r.Envoy != "error,http:debug,router:trace" && r.Envoy != "trace,http:debug,upstream:error" {
 			t.Errorf("Envoy: %s", r.Envoy)
 		}
 		time.Sleep(2 * time.Minute)
-		if r := l.mustOrder(t, LevelRequest{}); r.Agent != "info,xds:debug" || !r.Changed {
+		if r := l.mustHandle(t, LevelRequest{}); r.Agent != "info,xds:debug" || !r.Changed {
 			t.Errorf("after the first time: %+v", r)
 		}
-		if r := l.mustOrder(t, LevelRequest{Reset: true}); r.Agent != "info" || r.Envoy != "warning,upstream:error" || r.Changed {
+		if r := l.mustHandle(t, LevelRequest{Reset: true}); r.Agent != "info" || r.Envoy != "warning,upstream:error" || r.Changed {
 			t.Errorf("after --reset: %+v", r)
 		}
 	})
@@ -126,7 +126,7 @@ func TestFailedLogLevelResetIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, envoy, stop := startLevels(t)
 		defer stop()
-		l.mustOrder(t, LevelRequest{Envoy: "debug", For: time.Minute})
+		l.mustHandle(t, LevelRequest{Envoy: "debug", For: time.Minute})
 		envoy.fail(errors.New("frozen"))
 		time.Sleep(time.Minute + time.Second)
 		if level, _ := l.StartLevels("", ""); level != "warning,upstream:error" {
@@ -134,8 +134,8 @@ func TestFailedLogLevelResetIsRetried(t *testing.T) {
 		}
 		envoy.fail(nil)
 		time.Sleep(time.Minute)
-		if r := l.mustOrder(t, LevelRequest{}); r.Envoy != "warning,upstream:error" || r.Changed {
-			t.Errorf("after Envoy came to: %+v", r)
+		if r := l.mustHandle(t, LevelRequest{}); r.Envoy != "warning,upstream:error" || r.Changed {
+			t.Errorf("after Envoy responds again: %+v", r)
 		}
 	})
 }
@@ -160,8 +160,8 @@ func TestInvalidLogRequestChangesNothing(t *testing.T) {
 		if _, err := l.Handle(t.Context(), LevelRequest{Agent: "debug", Envoy: "debug"}); err == nil || !strings.Contains(err.Error(), "frozen") {
 			t.Errorf("error %v", err)
 		}
-		if r := l.mustOrder(t, LevelRequest{}); r.Changed || r.Agent != "info" || !strings.Contains(r.Problem, "frozen") {
-			t.Errorf("after wrong orders: %+v", r)
+		if r := l.mustHandle(t, LevelRequest{}); r.Changed || r.Agent != "info" || !strings.Contains(r.Problem, "frozen") {
+			t.Errorf("after invalid requests: %+v", r)
 		}
 	})
 }

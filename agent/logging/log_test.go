@@ -134,13 +134,13 @@ func TestLogFileIsReopenedWhenItWasMovedAway(t *testing.T) {
 	before, _ := os.ReadFile(path + ".1")
 	after, _ := os.ReadFile(path)
 	if got := string(before); !strings.Contains(got, "one") || !strings.Contains(got, "two") || strings.Contains(got, "three") {
-		t.Errorf("the file that was moved away holds %q", got)
+		t.Errorf("the file that was moved away contains %q", got)
 	}
 	if got := string(after); strings.Contains(got, "two") || !strings.Contains(got, "three") {
-		t.Errorf("the new file holds %q", got)
+		t.Errorf("the new file contains %q", got)
 	}
 	if got := out.String(); !strings.Contains(got, "three") {
-		t.Errorf("the other target holds %q", got)
+		t.Errorf("the other target contains %q", got)
 	}
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v: want mode 0600", info, err)

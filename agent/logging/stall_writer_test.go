@@ -30,7 +30,7 @@ func TestStallWriterDropsLines(t *testing.T) {
 		}
 	}()
 	if !lines.Scan() || lines.Text() != "again" {
-		t.Errorf("read %q once somebody reads again", lines.Text())
+		t.Errorf("read %q after the reader has resumed", lines.Text())
 	}
 	_, _ = io.Copy(io.Discard, read)
 }

@@ -15,7 +15,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-// newPod creates a namespace with an unconnected link, and returns its path for --network-namespace.
+// newPod creates a network namespace with an interface that is not connected to any other, and returns the namespace's
+// path for --network-namespace.
 func newPod(t *testing.T, addresses ...string) string {
 	t.Helper()
 	ns := testns.New(t)
@@ -39,7 +40,7 @@ func newPod(t *testing.T, addresses ...string) string {
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), int(ns.Handle))
 }
 
-// Whether a user has a rule depends on the installed rules, not on the options of explain.
+// With --live, explain selects a user that no installed rule matches, even if its options would install other rules.
 func TestLiveExplainDefaultsToUnmatchedUser(t *testing.T) {
 	path := newPod(t, "10.0.0.5/24")
 	p := newMachine(t, nil, nil)
@@ -53,7 +54,7 @@ func TestLiveExplainDefaultsToUnmatchedUser(t *testing.T) {
 		}
 		text, _, err := execute(t, p, "explain", "--live", "--to", "10.9.9.9:80", "--network-namespace", path)
 		if err != nil || !strings.Contains(text, want) || !strings.Contains(text, "(outbound/all)") {
-			t.Errorf("with %s in force: %v\n%s\nwant %s", applied, err, text, want)
+			t.Errorf("with the installed rules of %s: %v\n%s\nwant %s", applied, err, text, want)
 		}
 	}
 }
@@ -72,10 +73,10 @@ func TestApplyShowExplainAndCleanWorkOnTheSameNamespace(t *testing.T) {
 	}
 	log := run("-b", "*", "-i", "*", "-m", "TPROXY", "--dual-stack", "--save", saved)
 	if !strings.Contains(log, "traffic is redirected") || !strings.Contains(log, "by=nftables") {
-		t.Errorf("apply says %s", log)
+		t.Errorf("apply logs %s", log)
 	}
 	if live := run("show", "--live"); !strings.Contains(live, "outbound/all: all other outbound connections are captured") || !strings.Contains(live, "lo → ::6/128") {
-		t.Errorf("what is in force is shown as\n%s", live)
+		t.Errorf("the installed rules are shown as\n%s", live)
 	}
 	if text := run("explain", "--live", "--to", "[fd00::99]:80"); !strings.Contains(text, "outbound tcp from [fd00::5]:40000 to [fd00::99]:80") || !strings.Contains(text, "port 15001") {
 		t.Errorf("explained as\n%s", text)
@@ -127,12 +128,12 @@ func TestValidationFailsWithoutRedirection(t *testing.T) {
 		t.Errorf("with it: %v", err)
 	}
 	if _, _, err := execute(t, p, append(args, "--skip-rule-apply")...); err != nil {
-		t.Errorf("looked at again: %v", err)
+		t.Errorf("validated again: %v", err)
 	}
 }
 
-// If a user namespace is created together with its network namespace (unshare --user --net), its users are not mapped
-// yet when the latter is created. Parts of /proc/net then belong to the machine's root.
+// With unshare --user --net, the network namespace is created before the users of the user namespace are mapped. Parts
+// of /proc/net then belong to the host's root user.
 func TestRootOfAUserNamespaceRedirectsItsOwnNetwork(t *testing.T) {
 	binary, err := os.Open(testenv.Bin(t, "pilotfish-iptables"))
 	if err != nil {
@@ -157,7 +158,7 @@ func TestRejectedOptionsChangeNothing(t *testing.T) {
 	for _, bad := range [][]string{{"-z", "70000"}, {"-m", "FOO"}, {"--force-iptables-binary", "old"}, {"-m", "TPROXY", "-r", "0"},
 		{"-z", "16006", "--save", "/nowhere/saved"}, {"-z", "16006", "--save", t.TempDir()}, {"-z", "16006", "--dry-run-format", "text"}} {
 		if _, _, err := execute(t, p, append(bad, "--network-namespace", path)...); err == nil {
-			t.Errorf("%q is taken", bad)
+			t.Errorf("%q is accepted", bad)
 		}
 	}
 	if after, _, _ := execute(t, p, "show", "--live", "-o", "json", "--network-namespace", path); after != before || before == "" {
@@ -165,7 +166,7 @@ func TestRejectedOptionsChangeNothing(t *testing.T) {
 	}
 }
 
-// As in an injected pod: by Istio's name, as a file and as a command.
+// An injected pod runs the command by Istio's name: as a binary of that name, and as a subcommand.
 func TestBinaryNamedIstioIPTablesRunsCommand(t *testing.T) {
 	agent := testenv.Bin(t, "pilotfish-agent")
 	link := filepath.Join(t.TempDir(), Name)

@@ -15,7 +15,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// newMachine returns a Process with variables, and files below its own root.
+// newMachine returns a Process with environment variables, and with files in a temporary root directory.
 func newMachine(t *testing.T, vars map[string]string, files map[string]string) Process {
 	t.Helper()
 	root := t.TempDir()
@@ -146,7 +146,7 @@ func TestIstioSwitchFlagsExist(t *testing.T) {
 	}
 }
 
-// The command line that the injector writes into the init container.
+// The arguments are those that Istio's injector writes into the init container.
 func TestInjectedCommandLineIsAccepted(t *testing.T) {
 	text, _, err := execute(t, newMachine(t, nil, nil), "-p", "15001", "-z", "15006", "-u", "1337", "-m", "REDIRECT", "-i", "*", "-x", "",
 		"-b", "*", "-d", "15090,15021,15020", "--log_output_level=default:info", "--dry-run")
@@ -183,7 +183,7 @@ func TestInvalidOptionsAreReportedTogetherWithRemedy(t *testing.T) {
 		}
 		for _, of := range []string{`environment ISTIO_LOCAL_EXCLUDE_PORTS: --istio-local-exclude-ports: "x" is not a port`, `ISTIO_OUTBOUND_OWNER_GROUPS: "*" cannot be combined with other entries`} {
 			if !strings.Contains(err.Error(), of) {
-				t.Errorf("%q is refused without telling the other errors, as %s: %v", args, of, err)
+				t.Errorf("%q: the error lacks the other problem %s: %v", args, of, err)
 			}
 		}
 	}
@@ -356,7 +356,7 @@ func FuzzSavedConfigurationIsReadOrRefused(f *testing.F) {
 		r := resolver{process: Process{Root: t.TempDir()}, flags: Command(Process{}).Flags(), saved: saved}
 		if out, err := r.resolve(); err == nil {
 			if _, err := iptables.Compile(out.options); err != nil {
-				t.Errorf("%v are options that resolve, and do not compile: %v", saved, err)
+				t.Errorf("options %v are resolved, but do not compile: %v", saved, err)
 			}
 		}
 	})

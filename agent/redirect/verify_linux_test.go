@@ -74,7 +74,7 @@ func TestInterruptedTraceCleansUp(t *testing.T) {
 	}()
 	for end := time.Now().Add(time.Minute); !isTracing(t, ns); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("it does not begin")
+			t.Fatal("the trace does not start")
 		}
 	}
 	if err := syscall.Kill(os.Getpid(), syscall.SIGINT); err != nil {
@@ -86,10 +86,10 @@ func TestInterruptedTraceCleansUp(t *testing.T) {
 			t.Error(said)
 		}
 	case <-time.After(time.Minute):
-		t.Fatal("it goes on")
+		t.Fatal("the trace does not stop")
 	}
 	if isTracing(t, ns) {
-		t.Error("its table is left")
+		t.Error("the trace has left its table behind")
 	}
 }
 
@@ -111,7 +111,7 @@ func TestVerifyReportsDifferences(t *testing.T) {
 		t.Errorf("with rules: exit code %d, %v\n%s%s", code, err, out, said)
 	}
 	if code, out, said := runIn(t, ns, "verify", "--live"); code != 0 {
-		t.Errorf("the rules in force: exit code %d\n%s%s", code, out, said)
+		t.Errorf("the installed rules: exit code %d\n%s%s", code, out, said)
 	}
 	code, out, _ = runIn(t, ns, append([]string{"verify", "-x", "10.0.0.0/8"}, captureAllArgs...)...)
 	if code != 1 || !strings.Contains(out, "10.0.0.1:30123 from uid 10123, gid 10123 is captured, and should be left alone") {

@@ -60,12 +60,12 @@ func TestLogLevelsSurviveEnvoyRestart(t *testing.T) {
 		t.Errorf("log --reset: code %d\n%s", code, out)
 	}
 	if out, code := r.command("log", "--envoy=upstraem:debug"); code != 1 || !strings.Contains(out, "did you mean upstream") {
-		t.Errorf("a component that is not there: code %d\n%s", code, out)
+		t.Errorf("an unknown component: code %d\n%s", code, out)
 	}
 	if out, code := r.command("log", "--agent=xds:debug", "--envoy=upstream:debug", "--for=1s"); code != 0 || !strings.Contains(out, "upstream:debug") {
 		t.Errorf("log for a second: code %d\n%s", code, out)
 	}
-	r.eventually("both have gone back by themselves", func() error {
+	r.eventually("the levels of agent and Envoy are reset", func() error {
 		code, levels, err := r.http("POST", "15000/logging")
 		if err != nil || code != 200 || !strings.Contains(levels, "upstream: warning\n") {
 			return fmt.Errorf("Envoy's levels: %d %w %s", code, err, levels)
@@ -115,7 +115,7 @@ func TestLogLevelsAndJSONForEveryEnvoy(t *testing.T) {
 				ofEnvoy = ofEnvoy || strings.HasPrefix(m.Scope, "envoy ")
 			}
 			if !ofEnvoy {
-				t.Error("no line is Envoy's")
+				t.Error("no line was written by Envoy")
 			}
 		})
 	}
@@ -132,7 +132,7 @@ func TestSIGUSR1ReopensTheLogFilesOfAgentAndEnvoy(t *testing.T) {
 	s.cp.start(t)
 	r := s.start(t)
 	r.waitReady()
-	r.eventually("the access log is there", func() error { _, err := os.Stat(access); return err })
+	r.eventually("the access log exists", func() error { _, err := os.Stat(access); return err })
 	for _, path := range []string{own, access} {
 		if err := os.Rename(path, path+".1"); err != nil {
 			t.Fatal(err)
@@ -183,7 +183,7 @@ func TestProxySurvivesExitOfLogReader(t *testing.T) {
 	_ = read.Close()
 	for n := 1; n <= 3; n++ {
 		r.signal(syscall.SIGUSR1) // which is logged
-		r.eventually("the log goes on in the file", func() error {
+		r.eventually("the agent logs to the file", func() error {
 			text, err := os.ReadFile(filepath.Join(s.dir, "agent.log"))
 			if err == nil && strings.Count(string(text), "reopened") < n {
 				err = errors.New("not yet")

@@ -36,7 +36,7 @@ func TestRunStartsApplicationWhenReadyAndReturnsItsCode(t *testing.T) {
 	s := newRunSetup(t, "127.107.11.1", `echo "ready=$(curl -s -o /dev/null -w '%{http_code}' http://127.107.11.1:15021/healthz/ready)"; echo notify=$NOTIFY_SOCKET; exit 7`)
 	s.env = append(s.env, "NOTIFY_SOCKET=/nowhere/notify")
 	r := s.start(t)
-	r.eventually("the agent answers, and has not started the application", func() error {
+	r.eventually("the agent responds, and has not started the application", func() error {
 		_, _, err := r.readiness()
 		return err
 	})
@@ -48,7 +48,7 @@ func TestRunStartsApplicationWhenReadyAndReturnsItsCode(t *testing.T) {
 		t.Errorf("exit code %d, want the application's, 7", code)
 	}
 	if out := r.out.String(); !strings.Contains(out, "ready=200") || !strings.Contains(out, "notify=\n") || !strings.Contains(out, "the application exited: exit status 7") {
-		t.Error("the output does not tell of a ready proxy and the application's end")
+		t.Error("the output lacks the readiness of the proxy or the exit of the application")
 	}
 	r.checkNothingLeft()
 }
@@ -88,7 +88,7 @@ func TestSignalsAreForwardedToApplication(t *testing.T) {
 		r.signal(sig)
 		r.waitOutput("got " + name)
 	}
-	r.eventually("the proxy drains while the application ends, and serves on", func() error {
+	r.eventually("the proxy drains while the application stops, and still serves", func() error {
 		ready, reasons, err := r.readiness()
 		if err == nil && ready {
 			err = fmt.Errorf("still ready: %v", reasons)
@@ -96,7 +96,7 @@ func TestSignalsAreForwardedToApplication(t *testing.T) {
 		return err
 	})
 	if c, _, err := dialProxy(s.address); err != nil {
-		t.Errorf("while the application ends, the proxy does not serve: %v", err)
+		t.Errorf("while the application stops, the proxy does not serve: %v", err)
 	} else {
 		_ = c.Close()
 	}
@@ -117,7 +117,7 @@ func TestApplicationKilledByASignalIsReportedAsByAShell(t *testing.T) {
 
 func TestApplicationIsStoppedWhenProxyExits(t *testing.T) {
 	t.Parallel()
-	s := newRunSetup(t, "127.107.15.1", `trap 'echo told to end; exit 0' TERM; echo waiting; while :; do sleep 0.05; done`)
+	s := newRunSetup(t, "127.107.15.1", `trap 'echo got SIGTERM; exit 0' TERM; echo waiting; while :; do sleep 0.05; done`)
 	s.cp.start(t)
 	r := s.start(t)
 	r.waitOutput("waiting")
@@ -127,12 +127,12 @@ func TestApplicationIsStoppedWhenProxyExits(t *testing.T) {
 	if code := r.waitExit(); code != 137 {
 		t.Errorf("exit code %d, want Envoy's, 137", code)
 	}
-	if out := r.out.String(); !strings.Contains(out, "told to end\n") || !strings.Contains(out, "the proxy exited before the application") {
-		t.Error("the output does not tell what happened")
+	if out := r.out.String(); !strings.Contains(out, "got SIGTERM\n") || !strings.Contains(out, "the proxy exited before the application") {
+		t.Error("the output lacks the reason")
 	}
 }
 
-// Jobs that know about their sidecar stop it themselves, and may have work left.
+// Jobs that know about their sidecar stop it with /quitquitquit, and may then continue to work.
 func TestApplicationContinuesAfterQuittingProxy(t *testing.T) {
 	t.Parallel()
 	s := newRunSetup(t, "127.107.61.1", `
@@ -151,12 +151,12 @@ func TestApplicationContinuesAfterQuittingProxy(t *testing.T) {
 
 func TestApplicationIsStoppedWhenAgentIsKilled(t *testing.T) {
 	t.Parallel()
-	s := newRunSetup(t, "127.107.16.1", `trap 'echo told to end; exit 0' TERM; echo waiting; while :; do sleep 0.05; done`)
+	s := newRunSetup(t, "127.107.16.1", `trap 'echo got SIGTERM; exit 0' TERM; echo waiting; while :; do sleep 0.05; done`)
 	s.cp.start(t)
 	r := s.start(t)
 	r.waitOutput("waiting")
 	r.signal(syscall.SIGKILL)
-	r.waitOutput("told to end")
+	r.waitOutput("got SIGTERM")
 }
 
 func TestApplicationIsNotStartedWithoutAReadyProxy(t *testing.T) {
@@ -189,7 +189,7 @@ func TestApplicationIsNotStartedWithoutAReadyProxy(t *testing.T) {
 				t.Errorf("exit code %d, want %d", code, c.code)
 			}
 			if out := r.out.String(); !strings.Contains(out, c.want) || strings.Contains(out, "started\n") {
-				t.Errorf("the output does not say %q, or the application was started", c.want)
+				t.Errorf("the output lacks %q, or the application was started", c.want)
 			}
 		})
 	}
@@ -199,7 +199,7 @@ func TestSignalBeforeApplicationStartStopsProxy(t *testing.T) {
 	t.Parallel()
 	s := newRunSetup(t, "127.107.18.1", "echo started")
 	r := s.start(t)
-	r.eventually("the agent answers", func() error { _, _, err := r.readiness(); return err })
+	r.eventually("the agent responds", func() error { _, _, err := r.readiness(); return err })
 	r.signal(syscall.SIGTERM)
 	if code := r.waitExit(); code != 128+15 {
 		t.Errorf("exit code %d, want 143", code)
@@ -238,6 +238,6 @@ func TestFirstProcessOfContainerReapsOrphans(t *testing.T) {
 		t.Errorf("exit code %d, want 5", code)
 	}
 	if out := r.out.String(); !strings.Contains(out, "before: 1\n") || !strings.Contains(out, "after: 0\n") {
-		t.Error("the orphan was not taken in")
+		t.Error("the orphan was not reaped")
 	}
 }

@@ -48,7 +48,7 @@ func TestEachEnvoyChecksTheBootstrap(t *testing.T) {
 		s.env = append(env, "ENVOY_PATH="+testenv.EnvoyOf(t, version), "ISTIO_BOOTSTRAP_OVERRIDE=bad.yaml")
 		out, errOut, code := s.runCommand(t, "bootstrap", "--validate")
 		if code != 2 || out != "" || !strings.Contains(errOut, "bad.yaml: Envoy") || !strings.Contains(errOut, "no.such.socket") {
-			t.Errorf("%s takes a socket that is not there: code %d, %s%s", version, code, out, errOut)
+			t.Errorf("%s accepts a missing socket: code %d, %s%s", version, code, out, errOut)
 		}
 	}
 }
@@ -64,7 +64,7 @@ func TestGRPCBootstrapIsReadableByAll(t *testing.T) {
 	s.args = []string{"proxy", "sidecar"}
 	r := s.start(t)
 	file := filepath.Join(s.dir, "shared", "grpc.json")
-	r.eventually("the agent answers", func() error {
+	r.eventually("the agent responds", func() error {
 		_, _, err := r.http("GET", "15020/healthz/live")
 		return err
 	})
@@ -111,7 +111,7 @@ func TestOverrideThatCannotBeUsedStopsTheStart(t *testing.T) {
 			}
 		}
 		if _, err := os.Stat(filepath.Join(s.dir, "etc/istio/proxy", config.BootstrapFile)); err == nil {
-			t.Errorf("%s: a bootstrap was written all the same", setting)
+			t.Errorf("%s: a bootstrap was written nevertheless", setting)
 		}
 	}
 }
@@ -199,7 +199,7 @@ func TestBootstrapIsCheckedOnceForEachContent(t *testing.T) {
 			t.Fatal(err)
 		}
 		if seen, _ := os.ReadFile(asked); len(seen) != step.asked {
-			t.Errorf("step %d: Envoy was asked %d times, want %d", i+1, len(seen), step.asked)
+			t.Errorf("step %d: Envoy validated %d times, want %d", i+1, len(seen), step.asked)
 		}
 	}
 }

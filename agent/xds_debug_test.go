@@ -28,10 +28,10 @@ func TestXDSCommandsShowWhatARunningProxyRelays(t *testing.T) {
 		t.Errorf("/debug/xdsz/history: %v\n%s", err, body)
 	}
 	if out, code := r.command("xds", "tap", "--for=2h"); code == 0 || !strings.Contains(out, "up to 1h") {
-		t.Errorf("a tap without end: code %d\n%s", code, out)
+		t.Errorf("a tap of two hours: code %d\n%s", code, out)
 	}
 	if out, code := r.command("xds", "tap", "--for=1ms", "-o", "xml"); code != 2 {
-		t.Errorf("a format that is none: code %d\n%s", code, out)
+		t.Errorf("an unknown format: code %d\n%s", code, out)
 	}
 }
 
