@@ -114,7 +114,7 @@ func TestVerifyReportsDifferences(t *testing.T) {
 		t.Errorf("the installed rules: exit code %d\n%s%s", code, out, said)
 	}
 	code, out, _ = runIn(t, ns, append([]string{"verify", "-x", "10.0.0.0/8"}, captureAllArgs...)...)
-	if code != 1 || !strings.Contains(out, "10.0.0.1:30123 from uid 10123, gid 10123 is captured, and should be left alone") {
+	if code != 1 || !strings.Contains(out, "10.0.0.1:30123 from uid 10123, gid 10123 is redirected to port 15001, but should not be captured") {
 		t.Errorf("with other options: exit code %d\n%s", code, out)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// connection identifies a connection that the harness started, as in the kernel's conntrack table.
+// connection identifies a conntrack entry of a connection that the harness created.
 type connection struct {
 	flow
 	to netip.AddrPort

@@ -15,10 +15,11 @@ import (
 
 // replyTracker records whether conntrack recognizes the replies to datagrams that left the namespace.
 type replyTracker struct {
-	known, unknown *nftables.Set // ports that received a reply
+	// The destination ports of replies that conntrack recognizes as replies (known), and of other ones (unknown).
+	known, unknown *nftables.Set
 }
 
-// install adds the rules to a chain that runs after connection tracking.
+// install adds rules that record the replies to the ports. The chain must run after connection tracking.
 func (a *replyTracker) install(conn *nftables.Conn, chain *nftables.Chain, ports []uint16) error {
 	if len(ports) == 0 {
 		return nil
@@ -51,7 +52,7 @@ func (a *replyTracker) install(conn *nftables.Conn, chain *nftables.Chain, ports
 	return nil
 }
 
-// read calls f for each port that received a reply.
+// read calls f for each port that received a reply. known reports that conntrack recognized it.
 func (a *replyTracker) read(conn *nftables.Conn, f func(port uint16, known bool)) error {
 	for _, set := range []*nftables.Set{a.known, a.unknown} {
 		if set == nil {
@@ -59,7 +60,7 @@ func (a *replyTracker) read(conn *nftables.Conn, f func(port uint16, known bool)
 		}
 		elements, err := conn.GetSetElements(set)
 		if err != nil {
-			return fmt.Errorf("read what was answered: %w", err)
+			return fmt.Errorf("reading the recorded replies: %w", err)
 		}
 		for _, e := range elements {
 			if len(e.Key) >= 2 {
@@ -70,7 +71,7 @@ func (a *replyTracker) read(conn *nftables.Conn, f func(port uint16, known bool)
 	return nil
 }
 
-// repliedPorts returns the source ports of the datagrams to which the outside replies.
+// repliedPorts returns the source ports of the datagrams to which the far end replies.
 func (s *session) repliedPorts() (ports []uint16) {
 	for f, a := range s.byPort {
 		if f.protocol == protocolUDP && a.packet.Answered {
@@ -80,7 +81,7 @@ func (s *session) repliedPorts() (ports []uint16) {
 	return ports
 }
 
-// replyFromOutside sends the outside's reply to a datagram that arrived there.
+// replyFromOutside sends the far end's reply to the datagram f of an attempt.
 func (s *session) replyFromOutside(a *attempt, f frame) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,7 +89,7 @@ func (s *session) replyFromOutside(a *attempt, f frame) {
 	s.farEnd.send(frame{sender: ownHardware, protocol: protocolUDP, from: f.to, to: f.from, payload: f.payload})
 }
 
-// handleReply handles a reply that arrived at a port of the namespace.
+// handleReply completes the attempt whose reply arrived at a port of the namespace.
 func (s *session) handleReply(port uint16, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,8 +98,8 @@ func (s *session) handleReply(port uint16, known bool) {
 	}
 }
 
-// replyFromNamespace sends a datagram's token back from the address where it arrived in the namespace. A process may
-// own that port, so reply uses a raw socket.
+// replyFromNamespace sends a datagram's token back, from the address at which the datagram arrived in the namespace. It
+// uses a raw socket, because a process may already listen on that port.
 func (s *session) replyFromNamespace(a *attempt, got Arrival) error {
 	s.mu.Lock()
 	a.arrivedAt = &got
@@ -121,7 +122,7 @@ func (s *session) replyFromNamespace(a *attempt, got Arrival) error {
 	})
 }
 
-// awaitReply reads the reply at the socket that sent the datagram.
+// awaitReply waits for the reply at the socket that sent the datagram, and completes the attempt.
 func (s *session) awaitReply(ctx context.Context, a *attempt) {
 	stop := context.AfterFunc(ctx, func() { _ = a.socket.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -141,7 +142,7 @@ func (s *session) awaitReply(ctx context.Context, a *attempt) {
 	}
 }
 
-// handleTimeout ends an attempt at the timeout.
+// handleTimeout completes an attempt whose packet or reply did not arrive before the timeout.
 func (s *session) handleTimeout(a *attempt) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

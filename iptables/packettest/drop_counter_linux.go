@@ -14,23 +14,23 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// stopInterval is the interval at which the sets of dropped packets are read.
+// stopInterval is the interval at which pollSets reads the sets of dropped packets.
 const stopInterval = 3 * time.Millisecond
 
-// egressFilter records and drops packets that would leave the namespace through an interface, so that no test packet
-// reaches a network.
+// egressFilter records and drops test packets that would leave the namespace through a real interface, so that they do not
+// reach a network.
 type egressFilter struct {
 	sets []droppedSet
 }
 
-// droppedSet is a set of dropped packets. Its key consists of source port, destination address and destination port.
+// droppedSet is an nftables set that records dropped packets: source port, destination address and destination port.
 type droppedSet struct {
 	family   iptables.Families
 	protocol byte
 	set      *nftables.Set
 }
 
-// install adds the rules to a table. They run after redirection, and before other rules can change a packet's source.
+// install adds the rules to the table. They run after redirection and before source NAT.
 func (s *egressFilter) install(conn *nftables.Conn, table *nftables.Table, testedInterfaces []*testedInterface) error {
 	if len(testedInterfaces) == 0 {
 		return nil
@@ -60,7 +60,7 @@ func (s *egressFilter) install(conn *nftables.Conn, table *nftables.Table, teste
 				conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: n.rule(p.link.Attrs().Name, e.near)})
 			}
 		}
-		for f, e := range p.families { // drop what leaves through any other interface except lo and the harness's link
+		for f, e := range p.families { // drop packets that leave through other interfaces, except lo and the harness's link
 			conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(matchSource(f, e.near),
 				&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: linkName("lo")},
 				&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: linkName(nearLink)},
@@ -70,7 +70,7 @@ func (s *egressFilter) install(conn *nftables.Conn, table *nftables.Table, teste
 	return nil
 }
 
-// rule returns the expressions that record and drop packets from the address that leave through the link.
+// rule returns the expressions that record and drop packets with the source address that leave through the link.
 func (n droppedSet) rule(link string, source netip.Addr) []expr.Any {
 	e := append(matchSource(n.family, source),
 		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1}, matchEqual(linkName(link)),
@@ -104,7 +104,7 @@ func matchSource(f iptables.Families, source netip.Addr) []expr.Any {
 func (n droppedSet) read(conn *nftables.Conn) (all map[uint16]netip.AddrPort, err error) {
 	elements, err := conn.GetSetElements(n.set)
 	if err != nil {
-		return nil, fmt.Errorf("read what was stopped: %w", err)
+		return nil, fmt.Errorf("reading the dropped packets: %w", err)
 	}
 	all = map[uint16]netip.AddrPort{}
 	for _, e := range elements {
@@ -119,19 +119,20 @@ func (n droppedSet) read(conn *nftables.Conn) (all map[uint16]netip.AddrPort, er
 	return all, nil
 }
 
-// pollSets ends the attempts whose packets were dropped or whose replies arrived, until ctx ends.
+// pollSets completes the attempts whose packets were dropped by egressFilter or whose replies arrived. It returns when ctx
+// ends.
 func (s *session) pollSets(ctx context.Context) {
 	tick := time.NewTicker(stopInterval)
 	defer tick.Stop()
 	for ctx.Err() == nil {
 		if err := s.steering.replies.read(s.steering.conn, s.handleReply); err != nil {
-			s.cfg.Log.Debug("answers are not seen", "error", err)
+			s.cfg.Log.Debug("replies to test packets cannot be read", "error", err)
 			return
 		}
 		for _, n := range s.steering.egress.sets {
 			all, err := n.read(s.steering.conn)
 			if err != nil {
-				s.cfg.Log.Debug("what leaves by interfaces is not seen", "error", err)
+				s.cfg.Log.Debug("test packets that leave through interfaces cannot be read", "error", err)
 				return
 			}
 			for port, to := range all {

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// farEnd is the far end of the link. It observes every frame that leaves the namespace and starts the connections into
-// it. It implements the minimum of TCP, because a real stack would need every address.
+// farEnd is the far end of the harness's link. It observes every frame that leaves the namespace through the link, and
+// opens the inbound connections. It implements a minimal TCP, because a real stack would have to own every address.
 type farEnd struct {
 	file *os.File
 	near net.HardwareAddr
@@ -21,12 +21,12 @@ type farEnd struct {
 func openFarEnd(w *vethPair) (*farEnd, error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, permission("a packet socket (CAP_NET_RAW)", err)
+		return nil, permission("opening a packet socket (CAP_NET_RAW)", err)
 	}
 	const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8 // in network byte order
 	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: w.far.Attrs().Index}); err != nil {
 		_ = unix.Close(fd)
-		return nil, fmt.Errorf("a packet socket at %s: %w", farLink, err)
+		return nil, fmt.Errorf("binding a packet socket to %s: %w", farLink, err)
 	}
 	return &farEnd{file: os.NewFile(uintptr(fd), farLink), near: w.near.HardwareAddr}, nil
 }
@@ -40,7 +40,7 @@ func (w *farEnd) read(f func(frame)) {
 	for {
 		n, err := w.file.Read(buffer)
 		if errors.Is(err, unix.ENETDOWN) {
-			continue // reported once, when the link is created
+			continue // the kernel reports this once, when the link is created
 		}
 		if err != nil {
 			return
@@ -54,12 +54,12 @@ func (w *farEnd) read(f func(frame)) {
 	}
 }
 
-// resetConnection resets a connection that left the namespace.
+// resetConnection sends a TCP reset in response to the SYN of an outbound connection.
 func (w *farEnd) resetConnection(f frame) {
 	w.send(frame{sender: ownHardware, protocol: protocolTCP, from: f.to, to: f.from, flags: flagRST | flagACK, ack: f.sequence + 1})
 }
 
-// sendFirst opens a connection into the namespace, or sends it a datagram.
+// sendFirst sends the first packet of an inbound attempt: a SYN or a datagram.
 func (w *farEnd) sendFirst(a *attempt, from netip.AddrPort, sender [6]byte) {
 	f := frame{protocol: protocolUDP, from: from, to: a.packet.Destination, payload: a.token[:]}
 	if a.isTCP() {

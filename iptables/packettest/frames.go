@@ -34,8 +34,8 @@ const (
 	etherIPv6 = 0x86dd
 )
 
-// ownHardware is the source MAC address of the harness's frames, a locally administered one. Frames that arrive through
-// another interface than the harness's link have another fourth byte.
+// ownHardware is the source MAC address of the harness's frames (locally administered). Frames for a testedInterface have a
+// different fourth byte.
 var ownHardware = [6]byte{0x02, 0x70, 0x69, 0x6c, 0x6f, 0x74}
 
 func isOwnHardware(sender [6]byte) bool {
@@ -43,7 +43,7 @@ func isOwnHardware(sender [6]byte) bool {
 	return sender == ownHardware
 }
 
-// frame is an Ethernet frame with a TCP segment or UDP datagram. It has only the fields that the tests need.
+// frame is an Ethernet frame with a TCP segment or UDP datagram. It has only the fields that the harness uses.
 type frame struct {
 	sender   [6]byte // set only in frames to send
 	protocol byte
@@ -55,7 +55,7 @@ type frame struct {
 	sequence, ack uint32
 }
 
-// encode returns the frame with the destination MAC address hardware.
+// encode returns the bytes of the frame. hardware is the destination MAC address.
 func (f frame) encode(hardware []byte) []byte {
 	transport := f.transport()
 	b := make([]byte, ethernetLength, ethernetLength+ipv6Length+len(transport))
@@ -117,14 +117,14 @@ func (f frame) transport() []byte {
 	pseudo := sum(sum(0, f.from.Addr().AsSlice()), f.to.Addr().AsSlice())
 	pseudo = sum(pseudo, []byte{0, f.protocol, byte(len(b) >> 8), byte(len(b))})
 	value := ^sum(pseudo, b)
-	if value == 0 { // 0 means "no checksum" in UDP
+	if value == 0 { // in UDP, 0 means that the packet has no checksum
 		value = 0xffff
 	}
 	binary.BigEndian.PutUint16(b[checksum:], value)
 	return b
 }
 
-// sum adds bytes to an Internet checksum (RFC 1071).
+// sum adds the bytes to a partial Internet checksum (RFC 1071).
 func sum(start uint16, b []byte) uint16 {
 	total := uint32(start)
 	for i := 0; i+1 < len(b); i += 2 {
@@ -139,8 +139,8 @@ func sum(start uint16, b []byte) uint16 {
 	return uint16(total)
 }
 
-// decode parses a frame. It returns false for anything but TCP and UDP over IP. It ignores checksums, which the kernel
-// leaves to the network device.
+// decode parses a frame. It returns false if the frame is not TCP or UDP over IP. It does not verify checksums, because the
+// kernel leaves them to the network device.
 func decode(b []byte) (frame, bool) {
 	if len(b) < ethernetLength {
 		return frame{}, false
@@ -151,7 +151,7 @@ func decode(b []byte) (frame, bool) {
 	switch kind, packet := binary.BigEndian.Uint16(b[12:]), b[ethernetLength:]; {
 	case kind == etherIPv4 && len(packet) >= ipv4Length && packet[0]>>4 == 4:
 		header, total := int(packet[0]&15)*4, int(binary.BigEndian.Uint16(packet[2:]))
-		fragment := binary.BigEndian.Uint16(packet[6:]) & 0x3fff // more fragments, or not the first
+		fragment := binary.BigEndian.Uint16(packet[6:]) & 0x3fff // not 0 if the packet is a fragment
 		if fragment != 0 || header < ipv4Length || total < header || total > len(packet) {
 			return frame{}, false
 		}

@@ -19,7 +19,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
-// Harness simulates the outside world of a namespace during tests. Its methods must not be called concurrently.
+// Harness simulates the network outside a namespace, to send test packets. Its methods must not be called concurrently.
 type Harness struct {
 	cfg    Config
 	ns     *os.File
@@ -29,7 +29,7 @@ type Harness struct {
 	sent   map[connection]bool
 }
 
-// Open creates a Harness. A namespace has one at a time: Open waits until an earlier one is closed or ctx ends.
+// Open creates a Harness. A namespace has only one at a time: Open waits until an existing one is closed or ctx ends.
 func Open(ctx context.Context, cfg Config) (l *Harness, err error) {
 	cfg.Timeout = cmp.Or(cfg.Timeout, defaultTimeout)
 	if cfg.Log == nil {
@@ -69,13 +69,13 @@ func (l *Harness) acquire(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("packets are being tested in the namespace by another process: %w", ctx.Err())
+			return fmt.Errorf("another process tests packets in this network namespace: %w", ctx.Err())
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }
 
-// Families returns the address families of which packets can be sent.
+// Families returns the address families in which the namespace can send packets.
 func (l *Harness) Families() (all []iptables.Families) {
 	for _, f := range []iptables.Families{iptables.IPv4, iptables.IPv6} {
 		if _, ok := l.veth.families[f]; ok {
@@ -85,12 +85,11 @@ func (l *Harness) Families() (all []iptables.Families) {
 	return all
 }
 
-// Addresses returns the addresses at which the namespace is reachable: those of its links, or that of the harness's link if
-// it has none.
+// Addresses returns the addresses of the namespace's links, or the near address of the harness's link if they have none.
 func (l *Harness) Addresses(f iptables.Families) ([]netip.Addr, error) { return l.veth.ownAddresses(f) }
 
-// Ends returns the namespace's address on the harness's link, from which packets to the outside are sent, and the
-// address of the outside, from which inbound packets are sent.
+// Ends returns the addresses of the harness's link: near, the source of packets to the outside, and far, the source of
+// inbound packets.
 func (l *Harness) Ends(f iptables.Families) (near, far netip.Addr) {
 	e := l.veth.families[f]
 	return e.near, e.far
@@ -139,7 +138,7 @@ func (l *Harness) Send(ctx context.Context, packets []Packet) ([]Arrival, error)
 	return all, nil
 }
 
-// flow identifies an attempt by values that every one of its packets contains.
+// flow identifies an attempt by protocol and source port, which all its packets and replies contain.
 type flow struct {
 	protocol byte
 	port     uint16
@@ -161,7 +160,7 @@ type session struct {
 // open creates all sockets before the first packet is sent, so that the rules can match all their ports.
 func (s *session) open(packets []Packet) error {
 	ports := map[byte][]uint16{}
-	if err := inNamespace(int(s.ns.Fd()), func() error { s.veth.openPassages(packets); return nil }); err != nil {
+	if err := inNamespace(int(s.ns.Fd()), func() error { s.veth.openTestedInterfaces(packets); return nil }); err != nil {
 		return err
 	}
 	for _, p := range packets {
@@ -190,7 +189,7 @@ func (s *session) open(packets []Packet) error {
 		for i, c := range s.receivers {
 			socketKeys[i] = c.socketKey
 		}
-		s.steering, err = installSteering(socketKeys, s.cfg.TransparentMark, ports, s.usedPassages(), s.repliedPorts())
+		s.steering, err = installSteering(socketKeys, s.cfg.TransparentMark, ports, s.usedInterfaces(), s.repliedPorts())
 		return err
 	})
 }
@@ -201,7 +200,7 @@ func (s *session) prepare(a *attempt) error {
 	if _, ok := s.veth.families[family]; !ok {
 		return ErrNoSuchFamily
 	}
-	if err := s.veth.checkPassage(a.packet); err != nil {
+	if err := s.veth.checkInterface(a.packet); err != nil {
 		return err
 	}
 	if a.packet.Inbound {
@@ -236,8 +235,8 @@ func (s *session) freePort(protocol byte) uint16 {
 	}
 }
 
-// sourceAddress returns the address that a socket is bound to. It routes packets to the outside through the link. For
-// local packets it is invalid, and the kernel chooses.
+// sourceAddress returns the address to which the packet's socket is bound. A packet to the outside gets the near address,
+// which routes it through the harness's link. For a local packet, it returns the zero Addr, and the kernel chooses.
 func (s *session) sourceAddress(p Packet) netip.Addr {
 	if p.Source.IsValid() {
 		return p.Source

@@ -10,12 +10,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Harness simulates the outside world of a namespace during tests.
+// Harness is not available on this system.
 type Harness struct{}
 
 // Open returns an error, because network namespaces exist only on Linux.
 func Open(context.Context, Config) (*Harness, error) {
-	return nil, errors.New("packets can be tested on Linux only")
+	return nil, errors.New("test packets are supported on Linux only")
 }
 
 // Families returns nil.
@@ -36,15 +36,15 @@ func (*Harness) Send(context.Context, []Packet) ([]Arrival, error) { return nil,
 // Close does nothing.
 func (*Harness) Close() error { return nil }
 
-// Sockets tests packets with sockets only.
+// Sockets is not available on this system.
 type Sockets struct{ Harness }
 
 // OpenSockets returns an error, because network namespaces exist only on Linux.
 func OpenSockets(Config, []uint16) (*Sockets, error) {
-	return nil, errors.New("packets can be tested on Linux only")
+	return nil, errors.New("test packets are supported on Linux only")
 }
 
-// Sender lists the users and groups as which packets can be sent.
+// Sender describes the users and groups as which the process can send packets.
 type Sender struct {
 	UID, GID uint32
 	AnyUser  bool

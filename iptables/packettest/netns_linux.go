@@ -9,8 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
-// inNamespace runs f on a thread in a network namespace. Sockets that f opens stay in it; goroutines that f starts run
-// outside.
+// inNamespace runs f on a thread in a network namespace. Sockets that f opens remain in the namespace. Goroutines that f
+// starts do not run in it.
 func inNamespace(ns int, f func() error) error {
 	return namespace.OnThread(func() error {
 		if err := enter(ns); err != nil {
@@ -24,26 +24,26 @@ func inNamespace(ns int, f func() error) error {
 func enter(ns int) error {
 	var here, there unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/net", &here); err != nil {
-		return fmt.Errorf("the thread's network namespace: %w", err)
+		return fmt.Errorf("reading the thread's network namespace: %w", err)
 	}
 	if err := unix.Fstat(ns, &there); err != nil {
-		return fmt.Errorf("the network namespace with file descriptor %d: %w", ns, err)
+		return fmt.Errorf("reading the network namespace of file descriptor %d: %w", ns, err)
 	}
 	if here.Ino == there.Ino && here.Dev == there.Dev {
 		return nil
 	}
 	if err := unix.Setns(ns, unix.CLONE_NEWNET); err != nil {
-		return fmt.Errorf("enter the network namespace: %w", err)
+		return fmt.Errorf("entering the network namespace: %w", err)
 	}
 	return nil
 }
 
-// namespaceOf returns a new file for the namespace.
+// namespaceOf returns a new file for the network namespace of fd, or of the calling thread if fd is 0 or less.
 func namespaceOf(fd int) (*os.File, error) {
 	if fd > 0 {
 		copied, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 		if err != nil {
-			return nil, fmt.Errorf("the network namespace with file descriptor %d: %w", fd, err)
+			return nil, fmt.Errorf("duplicating the file descriptor %d of the network namespace: %w", fd, err)
 		}
 		return os.NewFile(uintptr(copied), "netns"), nil
 	}
@@ -63,24 +63,24 @@ func runAs(uid, gid uint32, f func() error) error {
 	}()
 	_, _ = unix.SetfsgidRetGid(int(gid))
 	_, _ = unix.SetfsuidRetUid(int(uid))
-	// These calls report no error. Called with an invalid ID they return the current one.
+	// These system calls do not report errors. With the invalid ID -1, they return the current ID.
 	if got, _ := unix.SetfsgidRetGid(-1); got != int(gid) {
-		return fmt.Errorf("send as group %d: %w (CAP_SETGID)", gid, ErrNotPermitted)
+		return fmt.Errorf("sending as group %d: %w (CAP_SETGID)", gid, ErrNotPermitted)
 	}
 	if got, _ := unix.SetfsuidRetUid(-1); got != int(uid) {
-		return fmt.Errorf("send as user %d: %w (CAP_SETUID)", uid, ErrNotPermitted)
+		return fmt.Errorf("sending as user %d: %w (CAP_SETUID)", uid, ErrNotPermitted)
 	}
 	return f()
 }
 
-// Sender lists the users and groups as which packets can be sent.
+// Sender describes the users and groups as which the process can send packets.
 type Sender struct {
 	UID, GID uint32 // as rules in the namespace match them
-	// AnyUser: packets can also be sent as every other user and group.
+	// AnyUser reports that packets can be sent as any user and group.
 	AnyUser bool
 }
 
-// overflowID is the kernel's overflow UID and GID, for users that are not mapped into a user namespace.
+// overflowID is the UID and GID that the kernel shows for users that are not mapped into a user namespace.
 const overflowID = 65534
 
 // SenderIn returns the users as which this process can send packets in a network namespace. If the namespace belongs to
@@ -104,7 +104,7 @@ func SenderIn(netns int) Sender {
 func isForeignNamespace(ns int) bool {
 	owner, err := unix.IoctlRetInt(ns, unix.NS_GET_USERNS)
 	if err != nil {
-		return false // an ancestor of our user namespace, or a kernel without this ioctl
+		return false // the owner is an ancestor of our user namespace, or the kernel does not support this ioctl
 	}
 	defer func() { _ = unix.Close(owner) }()
 	var theirs, ours unix.Stat_t

@@ -99,10 +99,10 @@ func TestArrivalsAreReported(t *testing.T) {
 		{Inbound: true, Protocol: iptables.UDP, Destination: own(iptables.IPv6, 8080)},
 	}
 	want := []string{
-		"127.0.0.1:15001", "outside, as 10.2.3.4:443", "outside, as 10.2.3.4:53", "127.0.0.1:8080", "127.0.0.1:8080",
+		"127.0.0.1:15001", "outside, with destination 10.2.3.4:443", "outside, with destination 10.2.3.4:53", "127.0.0.1:8080", "127.0.0.1:8080",
 		own(iptables.IPv4, 8080).String(), "127.0.0.1:8080",
 		own(iptables.IPv4, 15006).String(), own(iptables.IPv4, 8080).String(),
-		"[::1]:15001", "outside, as [2001:db8::4]:443", "outside, as [2001:db8::4]:53", "[::1]:8080",
+		"[::1]:15001", "outside, with destination [2001:db8::4]:443", "outside, with destination [2001:db8::4]:53", "[::1]:8080",
 		own(iptables.IPv6, 15006).String(), own(iptables.IPv6, 8080).String(),
 	}
 	for range 2 { // a harness can be used more than once
@@ -231,7 +231,7 @@ func TestHarnessesOfOneNamespaceWaitForEachOther(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	l, err := Open(ctx, Config{NetNS: int(ns.Handle)})
-	if err == nil || !strings.Contains(err.Error(), "by another process") {
+	if err == nil || !strings.Contains(err.Error(), "another process tests packets") {
 		t.Errorf("err = %v (%v)", err, l)
 	}
 }
@@ -247,7 +247,7 @@ func TestLeftoversOfKilledProcessAreRemoved(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		for _, table := range []int{testTable, testTable + 1, testTable + maxPassages} {
+		for _, table := range []int{testTable, testTable + 1, testTable + maxTestedInterfaces} {
 			rule := netlink.NewRule()
 			rule.Family, rule.Table, rule.Priority = unix.AF_INET, table, testPriority
 			if err := h.RuleAdd(rule); err != nil {

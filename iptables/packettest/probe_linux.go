@@ -18,15 +18,15 @@ import (
 
 type token [16]byte
 
-// attempt is one packet and its result.
+// attempt is one test packet and its result.
 type attempt struct {
 	packet    Packet
 	token     token
 	port      uint16         // the source port
 	socket    *os.File       // nil for inbound packets
-	sequence  uint32         // for inbound TCP
-	replier   netip.AddrPort // the destination outside that replies; guarded by session.mu
-	arrivedAt *Arrival       // where it arrived in the namespace, until the reply is back; guarded by session.mu
+	sequence  uint32         // initial TCP sequence number of an inbound packet
+	replier   netip.AddrPort // outside address from which the far end replied; guarded by session.mu
+	arrivedAt *Arrival       // arrival in the namespace, while the reply is awaited; guarded by session.mu
 
 	began time.Time
 	once  sync.Once
@@ -49,7 +49,7 @@ func (a *attempt) protocolNumber() byte {
 	return protocolUDP
 }
 
-// finish records the result. Only the first call has an effect.
+// finish records the result and completes the attempt. Later calls have no effect.
 func (a *attempt) finish(got Arrival) {
 	a.once.Do(func() {
 		got.Took = time.Since(a.began)
@@ -58,7 +58,7 @@ func (a *attempt) finish(got Arrival) {
 	})
 }
 
-// open creates and binds the socket. It must be called on a thread in the namespace that has the packet's owner.
+// open creates and binds the socket. It must be called in runAs, on a thread in the namespace.
 func (a *attempt) open(source netip.Addr) error {
 	domain, kind := unix.AF_INET, unix.SOCK_DGRAM
 	if !a.packet.Destination.Addr().Is4() {
@@ -83,13 +83,13 @@ func (a *attempt) open(source netip.Addr) error {
 }
 
 func (a *attempt) bind(fd int, source netip.Addr) (port uint16, err error) {
-	// With a reset at close, the kernel forgets the connection immediately.
+	// A zero linger time makes close send a reset, so that the connection does not remain in TIME_WAIT.
 	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	if err := a.setMark(fd); err != nil {
-		return 0, permission("send as a transparent proxy", err)
+		return 0, permission("sending with a packet mark", err)
 	}
 	if err := bindWithRetry(fd, sockaddr(netip.AddrPortFrom(source, a.packet.SourcePort))); err != nil {
-		return 0, fmt.Errorf("send from %s: %w", source, os.NewSyscallError("bind", err))
+		return 0, fmt.Errorf("sending from %s: %w", source, os.NewSyscallError("bind", err))
 	}
 	bound, err := unix.Getsockname(fd)
 	if err != nil {
@@ -116,11 +116,11 @@ func (a *attempt) setMark(fd int) error {
 	return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(a.packet.Mark)), unix.SetsockoptInt(fd, level, transparent, 1))
 }
 
-// bindWithRetry retries while the port is in use. A socket that this process closed remains open in each child that has
-// been forked but has not called exec yet, so the port of an earlier packet can be busy for a moment.
+// bindWithRetry binds a socket, and retries for one second while the port is in use. A socket that this process closed stays
+// open in a child between fork and exec, so the port of an earlier packet can be in use for a moment.
 func bindWithRetry(fd int, to unix.Sockaddr) (err error) {
-	const patience, pause = time.Second, 5 * time.Millisecond
-	for began := time.Now(); time.Since(began) < patience; time.Sleep(pause) {
+	const timeout, pause = time.Second, 5 * time.Millisecond
+	for began := time.Now(); time.Since(began) < timeout; time.Sleep(pause) {
 		if err = unix.Bind(fd, to); !errors.Is(err, unix.EADDRINUSE) {
 			return err
 		}
@@ -158,7 +158,7 @@ func (a *attempt) connect() error {
 	var result error
 	begun := false
 	err = raw.Write(func(fd uintptr) bool {
-		if !begun { // inside the callback, so that the poller cannot report the connection before it is awaited
+		if !begun { // connect inside the callback, so that the poller does not miss the completion
 			begun = true
 			result = os.NewSyscallError("connect", unix.Connect(int(fd), sockaddr(a.packet.Destination)))
 			return !errors.Is(result, unix.EINPROGRESS)

@@ -20,23 +20,23 @@ var (
 	loopback6 = netip.IPv6Loopback()
 )
 
-// receiver receives packets that rules divert to its socket. It sees the packets' original destination address.
+// receiver receives the packets that ruleSet diverts to its socket, and reads their original destination.
 type receiver struct {
 	socketKey
-	plain    bool // receives only packets to its own address
+	plain    bool // packets are not diverted to the socket; it receives only packets to its own address
 	stream   net.Listener
 	datagram *net.UDPConn
 }
 
-// newReceivers returns a receiver for each family, protocol and transparency. It must be called on a thread in the
-// namespace.
+// newReceivers returns a receiver for each combination of address family, protocol and transparency. It must be called on
+// a thread in the namespace.
 func newReceivers(families []iptables.Families, transparent []bool) (all []*receiver, err error) {
 	for _, f := range families {
 		for _, p := range []byte{protocolTCP, protocolUDP} {
 			for _, marked := range transparent {
 				c := &receiver{socketKey: socketKey{family: f, protocol: p, transparent: marked}}
 				if err := c.listen(netip.AddrPortFrom(loopback(f), 0)); err != nil {
-					return all, permission("a socket for test packets", err)
+					return all, permission("opening a socket for test packets", err)
 				}
 				all = append(all, c)
 			}
@@ -59,7 +59,7 @@ func unspecified(f iptables.Families) netip.Addr {
 	return netip.IPv4Unspecified()
 }
 
-// network returns the name of a Go network for one address family, such as "tcp4".
+// network returns the network name for package net, such as "tcp4".
 func network(protocol string, f iptables.Families) string {
 	if f == iptables.IPv6 {
 		return protocol + "6"
@@ -85,8 +85,9 @@ func (c *receiver) listen(at netip.AddrPort) error {
 	return nil
 }
 
-// proxyListeners listens on the transparent proxy's port unless the proxy does. No packet arrives there, because rules
-// divert the test packets. It must be called on a thread in the namespace.
+// listenForProxy listens on the transparent proxy's port, unless the proxy already does. The kernel drops packets of TPROXY
+// rules if no socket exists. The listeners receive no packets, because ruleSet diverts the test packets to receivers. It
+// must be called on a thread in the namespace.
 func listenForProxy(families []iptables.Families, port uint16) (all []net.Listener, err error) {
 	if port == 0 {
 		return nil, nil
@@ -98,7 +99,7 @@ func listenForProxy(families []iptables.Families, port uint16) (all []net.Listen
 			continue
 		}
 		if err != nil {
-			return all, permission("stand in for the proxy", err)
+			return all, permission("listening on the proxy's port", err)
 		}
 		all = append(all, c.stream)
 	}
@@ -111,7 +112,7 @@ func portOf(a net.Addr) uint16 {
 	return uint16(n)
 }
 
-// options allows the socket to receive packets for other addresses and to read their original destination.
+// options sets socket options, so that the socket receives packets for other addresses and their original destination.
 func (c *receiver) options(_, _ string, raw syscall.RawConn) error {
 	level, transparent, original := unix.SOL_IP, unix.IP_TRANSPARENT, unix.IP_RECVORIGDSTADDR
 	if c.family == iptables.IPv6 {
@@ -138,7 +139,7 @@ func (c *receiver) Close() error {
 	return c.datagram.Close()
 }
 
-// serve calls arrived for each token, until the receiver is closed.
+// serve calls arrived for each received token. It returns when the receiver is closed.
 func (c *receiver) serve(arrived func(token, Arrival), timeout time.Duration) {
 	if c.stream != nil {
 		c.accept(arrived, timeout)
@@ -157,8 +158,7 @@ func (c *receiver) serve(arrived func(token, Arrival), timeout time.Duration) {
 	}
 }
 
-// accept serves connections one at a time. They are few, their tokens arrive immediately, and rules divert only the
-// harness's connections to it.
+// accept serves the connections one at a time, which suffices: they are few, and their tokens arrive immediately.
 func (c *receiver) accept(arrived func(token, Arrival), timeout time.Duration) {
 	for {
 		conn, err := c.stream.Accept()
@@ -175,7 +175,7 @@ func (c *receiver) accept(arrived func(token, Arrival), timeout time.Duration) {
 			from, _ := netip.ParseAddrPort(conn.RemoteAddr().String())
 			arrived(t, Arrival{Where: Here, At: unmap(at), From: unmap(from), Transparent: c.transparent})
 		}
-		_ = conn.(*net.TCPConn).SetLinger(0) // leaves no TIME_WAIT entry
+		_ = conn.(*net.TCPConn).SetLinger(0) // close sends a reset, so that no TIME_WAIT entry remains
 		_ = conn.Close()
 	}
 }
@@ -184,7 +184,7 @@ func unmap(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
 }
 
-// originalDestination returns the address that a datagram was sent to.
+// originalDestination returns a datagram's destination address, from the control messages in oob.
 func originalDestination(oob []byte) (netip.AddrPort, bool) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {

@@ -53,7 +53,7 @@ func (s *session) run(ctx context.Context) {
 	s.stopReading(reading)
 }
 
-// hardware returns the source MAC address of a packet's frames.
+// hardware returns the source MAC address for a packet's frames. It determines the interface through which they arrive.
 func (s *session) hardware(p Packet) [6]byte {
 	if by := s.veth.testedInterfaces[p.Interface]; by != nil {
 		return by.hardware
@@ -68,21 +68,21 @@ func (s *session) stopReading(reading <-chan struct{}) {
 	_ = s.farEnd.file.SetReadDeadline(time.Time{})
 }
 
-// handleToken handles a token that a receiver received.
+// handleToken completes the attempt whose token a receiver received, or sends the reply that the attempt needs.
 func (s *session) handleToken(t token, got Arrival) {
 	a, ok := s.byToken[t]
 	switch {
 	case !ok:
 	case a.packet.Answerer != nil && a.protocolNumber() == protocolUDP:
 		if err := s.replyFromNamespace(a, got); err != nil {
-			a.finish(Arrival{Where: Nowhere, Err: fmt.Errorf("answer it: %w", err)})
+			a.finish(Arrival{Where: Nowhere, Err: fmt.Errorf("replying: %w", err)})
 		}
 	default:
 		a.finish(got)
 	}
 }
 
-// handleFrame handles a frame that left the namespace.
+// handleFrame handles a frame that left the namespace through the harness's link.
 func (s *session) handleFrame(f frame) {
 	if a, ok := s.byPort[flow{f.protocol, f.to.Port()}]; ok && a.packet.Inbound {
 		switch {

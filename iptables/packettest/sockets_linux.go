@@ -16,8 +16,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
-// Sockets tests packets with sockets only, without privileges. It can verify less than a Harness: packets are sent as
-// the process's own user, and packets that leave the namespace reach the network. It cannot send inbound packets, nor
+// Sockets sends test packets with unprivileged sockets. It can verify less than a Harness: packets are sent as the
+// process's own user, and packets that leave the namespace reach the network. It can neither send inbound packets nor
 // observe a port on which another process listens.
 type Sockets struct {
 	cfg   Config
@@ -27,7 +27,7 @@ type Sockets struct {
 	ports []uint16
 }
 
-// OpenSockets returns a Sockets that listens on the ports to which rules redirect.
+// OpenSockets returns a Sockets that listens on the ports (those to which rules redirect) during Send.
 func OpenSockets(cfg Config, ports []uint16) (*Sockets, error) {
 	cfg.Timeout = cmp.Or(cfg.Timeout, defaultTimeout)
 	s := &Sockets{cfg: cfg, ports: ports, own: map[iptables.Families][]netip.Addr{}}
@@ -36,7 +36,7 @@ func OpenSockets(cfg Config, ports []uint16) (*Sockets, error) {
 		return nil, err
 	}
 	if err := inNamespace(int(s.ns.Fd()), s.readAddresses); err != nil {
-		return nil, errors.Join(fmt.Errorf("list the addresses: %w", err), s.Close())
+		return nil, errors.Join(fmt.Errorf("listing the addresses: %w", err), s.Close())
 	}
 	return s, nil
 }
@@ -76,7 +76,7 @@ func (s *Sockets) Families() (all []iptables.Families) {
 // Addresses returns the addresses of the namespace's links.
 func (s *Sockets) Addresses(f iptables.Families) ([]netip.Addr, error) { return s.own[f], nil }
 
-// Ends returns the namespace's own address, and no far one because there is no link.
+// Ends returns the namespace's own address as near. far is the zero Addr, because Sockets has no link to the outside.
 func (s *Sockets) Ends(f iptables.Families) (near, far netip.Addr) { return s.own[f][0], netip.Addr{} }
 
 // Link returns the name of the first link with an address.
@@ -85,8 +85,8 @@ func (s *Sockets) Link() string { return s.link }
 // Close closes the namespace's file.
 func (s *Sockets) Close() error { return s.ns.Close() }
 
-// Send sends all packets at once and returns their results in the same order. A packet that arrives at none of the
-// watched ports has the result Nowhere, with the network stack's error if there is one.
+// Send sends all packets at once and returns their results in the same order. If a packet arrives at none of the watched
+// ports, its result is Nowhere, with the network stack's error, if any.
 func (s *Sockets) Send(ctx context.Context, packets []Packet) ([]Arrival, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
@@ -114,7 +114,7 @@ func (s *Sockets) open(a *attempt) error {
 		return fmt.Errorf("%w %s: %w (CAP_NET_ADMIN)", ErrInterfaceUnusable, a.packet.Interface, ErrNotPermitted)
 	}
 	if a.packet.Inbound {
-		return fmt.Errorf("send from outside: %w (CAP_NET_ADMIN)", ErrNotPermitted)
+		return fmt.Errorf("sending from outside: %w (CAP_NET_ADMIN)", ErrNotPermitted)
 	}
 	return namespace.OnThread(func() error {
 		if err := enter(int(s.ns.Fd())); err != nil {
@@ -132,8 +132,8 @@ func (s *Sockets) open(a *attempt) error {
 
 var limitedBroadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
-// isBroadcast reports whether the kernel treats the address as a broadcast address, without sending a packet. The
-// kernel refuses to connect to one without SO_BROADCAST. It must be called on a thread in the namespace.
+// isBroadcast reports whether the kernel treats the address as a broadcast address. It does not send a packet: the kernel
+// already rejects connect to a broadcast address without SO_BROADCAST. It must be called on a thread in the namespace.
 func isBroadcast(to netip.AddrPort) bool {
 	if !to.Addr().Is4() || to.Addr() == limitedBroadcast { // without a route, the kernel does not recognize it
 		return to.Addr() == limitedBroadcast
@@ -182,7 +182,7 @@ type round struct {
 	attempts  []*attempt
 	byToken   map[token]*attempt
 	receivers []*receiver
-	held      map[socketKey]bool // by other processes
+	held      map[socketKey]bool // ports on which other processes listen
 	serving   sync.WaitGroup
 }
 
@@ -193,9 +193,9 @@ func (r *round) watch(socketKeys map[socketKey]bool) error {
 		case errors.Is(err, unix.EADDRINUSE):
 			r.held[l] = true
 		case errors.Is(err, unix.EACCES), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EADDRNOTAVAIL):
-			// a port below 1024, or a missing family: not observable
+			// The port is privileged, or the family is missing: packets to it cannot be observed.
 		case err != nil:
-			return fmt.Errorf("listen for test packets at port %d: %w", l.port, err)
+			return fmt.Errorf("listening for test packets on port %d: %w", l.port, err)
 		default:
 			r.receivers = append(r.receivers, c)
 		}
@@ -230,7 +230,7 @@ func (r *round) run(ctx context.Context, cfg Config) []Arrival {
 	return all
 }
 
-// mayReachOther reports whether another process might receive the packet, which is then not sent.
+// mayReachOther reports whether another process might receive the packet. Such a packet is not sent.
 func (r *round) mayReachOther(a *attempt) bool {
 	for l := range r.held {
 		if l.family == familyOf(a.packet.Destination.Addr()) && l.protocol == a.protocolNumber() {

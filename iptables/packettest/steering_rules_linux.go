@@ -14,14 +14,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/ownedtable"
 )
 
-// steerTable is the table with the rules that divert the harness's packets, and no others, to its sockets.
+// steerTable is the table with the rules that divert test packets to the harness's sockets.
 const steerTable = "pilotfish_packets"
 
-// afterNAT is the rules' priority. The packets' destination at that point is the result of redirection.
+// afterNAT is the rules' priority. They run after destination NAT, so they see the destination that redirection set.
 const afterNAT = nftables.ChainPriority(-90)
 
-// ruleSet diverts packets that arrive in the namespace, at whatever port, to sockets of the harness. The kernel removes
-// the rules when the process ends.
+// ruleSet is the nftables rules that divert test packets, for any port of the namespace, to sockets of the harness. The
+// kernel removes the rules when the process exits.
 type ruleSet struct {
 	conn    *nftables.Conn
 	table   *nftables.Table
@@ -29,24 +29,24 @@ type ruleSet struct {
 	replies replyTracker
 }
 
-// socketKey is a kind of packet and the port of the socket that it is diverted to.
+// socketKey identifies packets of one kind, and the port of the socket to which they are diverted.
 type socketKey struct {
 	family      iptables.Families
 	protocol    byte
-	transparent bool // packets with the mark of transparent proxying, or those without
+	transparent bool // true for packets with the TPROXY mark
 	port        uint16
 }
 
-// installSteering installs the rules. It must be called on a thread in the namespace. ports are the source ports of the
-// harness's packets, by protocol.
+// installSteering installs the rules. ports lists the source ports of the test packets, by protocol. It must be called on
+// a thread in the namespace.
 func installSteering(socketKeys []socketKey, mark iptables.Mark, ports map[byte][]uint16, testedInterfaces []*testedInterface, answered []uint16) (*ruleSet, error) {
 	conn, table, err := ownedtable.Table(steerTable)
 	if err != nil {
-		return nil, permission("lead test packets aside, by nftables", err)
+		return nil, permission("installing nftables rules for test packets", err)
 	}
 	s := &ruleSet{conn: conn, table: table}
 	if err := s.install(socketKeys, mark, ports, testedInterfaces, answered); err != nil {
-		return nil, errors.Join(permission("lead test packets aside, by nftables", err), s.Close())
+		return nil, errors.Join(permission("installing nftables rules for test packets", err), s.Close())
 	}
 	return s, nil
 }
@@ -78,7 +78,7 @@ func (s *ruleSet) install(socketKeys []socketKey, mark iptables.Mark, ports map[
 			for _, link := range []string{"lo", nearLink} {
 				s.conn.AddRule(&nftables.Rule{Table: s.table, Chain: chain, Exprs: l.rule(link, mark, set)})
 			}
-			for _, p := range testedInterfaces { // foreign packets arrive through these too, so match the source
+			for _, p := range testedInterfaces { // other packets arrive through these interfaces too, so match the source address
 				if e, has := p.families[l.family]; has {
 					s.conn.AddRule(&nftables.Rule{Table: s.table, Chain: chain,
 						Exprs: append(matchSource(l.family, e.far), l.rule(p.link.Attrs().Name, mark, set)...)})

@@ -15,30 +15,31 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// testedInterface makes packets traverse an interface of the namespace without using its network. Rules drop outbound packets
-// before they reach the interface. Inbound packets are redirected from the harness's link. The interface itself is not
-// changed.
+// testedInterface sends test packets through an interface of the namespace, without using its network. Outbound packets
+// are recorded and dropped before they reach the interface. Inbound packets arrive at the harness's link, and a tc filter
+// redirects them to the ingress of the interface. The interface is not changed.
 type testedInterface struct {
 	link         netlink.Link
 	families     map[iptables.Families]linkEnds
-	hardware     [6]byte                     // the source MAC address of the frames that arrive through it
-	strict       bool                        // strict reverse path filter: inbound IPv4 is dropped unless its routes lead back
-	noIngress    error                       // why nothing can arrive through it
-	familyErrors map[iptables.Families]error // why a family cannot be tested
-	noAddress    map[iptables.Families]error // why inbound packets of a family cannot be redirected
-	err          error                       // why it cannot be used at all
+	hardware     [6]byte                     // source MAC address of the frames that arrive through it
+	strict       bool                        // rp_filter is strict: the kernel drops inbound IPv4 from the harness's address
+	noIngress    error                       // why inbound packets cannot be sent through it
+	familyErrors map[iptables.Families]error // why packets of a family cannot be sent through it
+	noAddress    map[iptables.Families]error // why the kernel cannot redirect its inbound packets of a family
+	err          error                       // why packets cannot be sent through it at all
 }
 
-// maxPassages limits the routing tables of a harness, whose numbers follow testTable.
-const maxPassages = 16
+// maxTestedInterfaces is the maximum number of tested interfaces. Each uses a routing table; their numbers follow testTable.
+const maxTestedInterfaces = 16
 
-// openPassages creates the testedInterfaces of the packets' interfaces. It must be called on a thread in the namespace.
-func (w *vethPair) openPassages(packets []Packet) {
+// openTestedInterfaces creates a testedInterface for each interface that the packets name. It must be called on a thread in the
+// namespace.
+func (w *vethPair) openTestedInterfaces(packets []Packet) {
 	for _, p := range packets {
 		if p.Interface == "" || w.testedInterfaces[p.Interface] != nil {
 			continue
 		}
-		made, err := w.makePassage(p.Interface, len(w.testedInterfaces)+1)
+		made, err := w.makeTestedInterface(p.Interface, len(w.testedInterfaces)+1)
 		if err != nil {
 			made.err = fmt.Errorf("%w %s: %w", ErrInterfaceUnusable, p.Interface, err)
 		}
@@ -49,17 +50,17 @@ func (w *vethPair) openPassages(packets []Packet) {
 	}
 }
 
-func (w *vethPair) makePassage(name string, number int) (p *testedInterface, err error) {
+func (w *vethPair) makeTestedInterface(name string, number int) (p *testedInterface, err error) {
 	p = &testedInterface{families: map[iptables.Families]linkEnds{}, familyErrors: map[iptables.Families]error{}, noAddress: map[iptables.Families]error{}, hardware: ownHardware}
 	p.hardware[3] = byte(number)
-	if number > maxPassages {
-		return p, errors.New("there are more of them than are tested")
+	if number > maxTestedInterfaces {
+		return p, errors.New("more interfaces are named than can be tested")
 	}
 	if p.link, err = w.netlink.LinkByName(name); err != nil {
-		return p, errors.New("the namespace has none of that name now")
+		return p, errors.New("the interface does not exist")
 	}
 	if p.link.Attrs().Flags&net.FlagUp == 0 {
-		return p, errors.New("it is down")
+		return p, errors.New("the interface is down")
 	}
 	p.strict = isStrictReversePath(name)
 	p.noIngress = w.ingressObstacle(p.link.Attrs())
@@ -77,7 +78,7 @@ func (w *vethPair) makePassage(name string, number int) (p *testedInterface, err
 	return p, w.routeIngress(p)
 }
 
-// missingAddress returns an error as lack if the link has no address of the family.
+// missingAddress returns lack, an ErrNoAddress, if the link has no address of the family. err is the error of the query.
 func (w *vethPair) missingAddress(link netlink.Link, f iptables.Families) (lack, err error) {
 	number := unix.AF_INET
 	if f == iptables.IPv6 {
@@ -85,29 +86,29 @@ func (w *vethPair) missingAddress(link netlink.Link, f iptables.Families) (lack,
 	}
 	have, err := w.netlink.AddrList(link, number)
 	if err == nil && len(have) == 0 {
-		lack = fmt.Errorf("%w, and %s has none of %s", ErrNoAddress, link.Attrs().Name, f)
+		lack = fmt.Errorf("%w, but %s has no %s address", ErrNoAddress, link.Attrs().Name, f)
 	}
 	return lack, err
 }
 
-// ingressObstacle returns the reason why no frame can be injected through the link; nil if it can. A frame for a bridge
-// port would belong to the bridge, which might forward it to a network.
+// ingressObstacle returns the reason why frames cannot be injected into the link's ingress, or nil. A bridge would receive
+// the frames of its ports, and might forward them to a network.
 func (w *vethPair) ingressObstacle(link *netlink.LinkAttrs) error {
 	if link.MasterIndex != 0 {
 		by := fmt.Sprintf("link %d", link.MasterIndex)
 		if master, err := w.netlink.LinkByIndex(link.MasterIndex); err == nil {
 			by = master.Attrs().Name
 		}
-		return fmt.Errorf("it is a port of %s, which takes what comes in by it", by)
+		return fmt.Errorf("it is a port of %s, which receives its inbound packets", by)
 	}
 	if link.RawFlags&unix.IFF_LOWER_UP == 0 {
-		return errors.New("it has no carrier, without which the kernel lets nothing in by it")
+		return errors.New("it has no carrier, so the kernel drops its inbound packets")
 	}
 	return nil
 }
 
-// isStrictReversePath reports whether the kernel drops inbound packets whose source is routed through another
-// interface.
+// isStrictReversePath reports whether rp_filter of the interface is strict: the kernel then drops inbound packets whose
+// source address is routed through another interface.
 func isStrictReversePath(name string) bool {
 	most := 0
 	for _, of := range []string{"all", name} {
@@ -116,10 +117,10 @@ func isStrictReversePath(name string) bool {
 			most = max(most, int(text[0]-'0'))
 		}
 	}
-	return most == 1 // 2 (loose) accepts a source routed through any interface
+	return most == 1 // 2 (loose) accepts a source address that is routed through any interface
 }
 
-// routeEgress adds an address and a policy route so that packets from that address leave through the interface.
+// routeEgress adds an address and a policy route, so that packets from that address leave through the interface.
 func (w *vethPair) routeEgress(p *testedInterface, f iptables.Families, table int) error {
 	family, free, bits := unix.AF_INET, w.freeIPv4, 30
 	everything := ipNet(netip.IPv4Unspecified(), 0)
@@ -132,33 +133,33 @@ func (w *vethPair) routeEgress(p *testedInterface, f iptables.Families, table in
 		return err
 	}
 	if err := w.netlink.AddrAdd(w.near, &netlink.Addr{IPNet: ipNet(e.near, bits), Flags: unix.IFA_F_NODAD}); err != nil {
-		return fmt.Errorf("address %s for %s: %w", e.near, nearLink, err)
+		return fmt.Errorf("adding the address %s to %s: %w", e.near, nearLink, err)
 	}
-	// Packets redirected on arrival at the harness's link may be sent to any of that link's addresses, and the reply
-	// has that source.
+	// The kernel redirects packets that arrive at the harness's link to any address of that link. Replies then have this
+	// source address, and must be routed to the far end.
 	far := w.families[f].far
 	for to, link := range map[*net.IPNet]netlink.Link{everything: p.link, ipNet(far, far.BitLen()): w.near} {
 		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: to, Table: table, Family: family, Scope: netlink.SCOPE_LINK}
 		if err := w.netlink.RouteReplace(route); err != nil {
-			return fmt.Errorf("a route of %s through %s: %w", f, link.Attrs().Name, err)
+			return fmt.Errorf("adding the %s route through %s: %w", f, link.Attrs().Name, err)
 		}
 	}
 	rule := netlink.NewRule()
 	rule.Family, rule.Table, rule.Priority, rule.Src = family, table, testPriority, ipNet(e.near, e.near.BitLen())
 	if err := w.netlink.RuleAdd(rule); err != nil {
-		return fmt.Errorf("a policy rule for %s: %w", e.near, err)
+		return fmt.Errorf("adding a policy rule for %s: %w", e.near, err)
 	}
 	p.families[f] = e
 	return w.waitForAddress(e.near)
 }
 
-// routeIngress redirects frames with the testedInterface's source MAC address from the harness's link to the ingress of the
-// interface.
+// routeIngress adds a tc filter to the harness's link. It redirects frames with the testedInterface's source MAC address
+// to the ingress of the interface.
 func (w *vethPair) routeIngress(p *testedInterface) error {
 	index := w.near.Attrs().Index
 	ingress := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
 	if err := w.netlink.QdiscAdd(ingress); err != nil && !errors.Is(err, unix.EEXIST) { // another testedInterface created it
-		return fmt.Errorf("lead frames on to it: %w", err)
+		return fmt.Errorf("adding a tc filter for it: %w", err)
 	}
 	const sender = -8 // relative to the network header: the first four bytes of the source MAC address
 	h := p.hardware
@@ -170,14 +171,14 @@ func (w *vethPair) routeIngress(p *testedInterface) error {
 			MirredAction: netlink.TCA_INGRESS_REDIR, Ifindex: p.link.Attrs().Index}},
 	}
 	if err := w.netlink.FilterAdd(filter); err != nil {
-		return fmt.Errorf("lead frames on to it: %w", err)
+		return fmt.Errorf("adding a tc filter for it: %w", err)
 	}
 	return nil
 }
 
-// clearPassages removes the routes of testedInterfaces, which remain if the process is killed. clearRules removes the policy
+// clearRoutes removes the routes of testedInterfaces. A killed process leaves them behind. clearRules removes the policy
 // rules.
-func (w *vethPair) clearPassages(family int) error {
+func (w *vethPair) clearRoutes(family int) error {
 	routes, err := w.netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil
@@ -186,7 +187,7 @@ func (w *vethPair) clearPassages(family int) error {
 		return err
 	}
 	for _, r := range routes {
-		if r.Table <= testTable || r.Table > testTable+maxPassages {
+		if r.Table <= testTable || r.Table > testTable+maxTestedInterfaces {
 			continue
 		}
 		if err := w.netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
@@ -196,8 +197,8 @@ func (w *vethPair) clearPassages(family int) error {
 	return nil
 }
 
-// usedPassages returns the testedInterfaces that the session's packets use.
-func (s *session) usedPassages() (all []*testedInterface) {
+// usedInterfaces returns the testedInterfaces that the session's packets use.
+func (s *session) usedInterfaces() (all []*testedInterface) {
 	seen := map[*testedInterface]bool{}
 	for _, a := range s.attempts {
 		if p := s.veth.testedInterfaces[a.packet.Interface]; p != nil && p.err == nil && !seen[p] {
@@ -208,7 +209,7 @@ func (s *session) usedPassages() (all []*testedInterface) {
 	return all
 }
 
-// packetEnds returns the near and far address for the packet.
+// packetEnds returns the addresses of the link's ends for the packet: in the namespace, and outside.
 func (s *session) packetEnds(p Packet) (near, far netip.Addr) {
 	if by := s.veth.testedInterfaces[p.Interface]; by != nil {
 		e := by.families[familyOf(p.Destination.Addr())]
@@ -217,8 +218,8 @@ func (s *session) packetEnds(p Packet) (near, far netip.Addr) {
 	return s.Ends(familyOf(p.Destination.Addr()))
 }
 
-// checkPassage returns the reason why the packet cannot be sent through its interface, or nil.
-func (w *vethPair) checkPassage(p Packet) error {
+// checkInterface returns the reason why the packet cannot be sent through its interface, or nil.
+func (w *vethPair) checkInterface(p Packet) error {
 	by := w.testedInterfaces[p.Interface]
 	if by == nil {
 		return nil
@@ -227,17 +228,17 @@ func (w *vethPair) checkPassage(p Packet) error {
 		return fmt.Errorf("%w %s: %w", ErrInterfaceUnusable, p.Interface, by.noIngress)
 	}
 	if by.err == nil && by.strict && p.Inbound && p.Destination.Addr().Is4() {
-		return fmt.Errorf("%w %s: it takes only what its own routes would lead back (rp_filter)", ErrInterfaceUnusable, p.Interface)
+		return fmt.Errorf("%w %s: rp_filter is 1 (strict), so the kernel drops packets whose source is not routed through the interface", ErrInterfaceUnusable, p.Interface)
 	}
 	return cmp.Or(by.err, by.familyErrors[familyOf(p.Destination.Addr())])
 }
 
-// isDropped reports whether sending failed because a rule of the harness dropped the outbound packet.
+// isDropped reports whether the send error is caused by egressFilter, which dropped the outbound packet.
 func (a *attempt) isDropped(err error) bool {
 	return a.packet.Interface != "" && errors.Is(err, unix.EPERM)
 }
 
-// linkName returns the name as nftables compares it: padded with zeros.
+// linkName returns the name in the form that nftables compares: padded with zeros.
 func linkName(name string) []byte {
 	padded := make([]byte, unix.IFNAMSIZ)
 	copy(padded, name)

@@ -17,18 +17,18 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Names and numbers in the namespace during tests. They are constant, so that the next harness can remove what a killed
-// one left behind.
+// Names and numbers of objects that a harness creates in the namespace. They are constant, so that the next harness can
+// remove the objects of a killed process.
 const (
 	nearLink  = "pilotfish-near"
 	farLink   = "pilotfish-far"
 	testTable = 28774
-	// testPriority precedes only the main table. Rules that lead marked packets to the proxy precede it.
+	// testPriority is directly before the main table, so that the policy rules for TPROXY have precedence.
 	testPriority = 32760
 	lockName     = "@pilotfish-packets"
 )
 
-// vethPair is the link to the simulated outside.
+// vethPair is the link between the namespace and the simulated network outside.
 type vethPair struct {
 	netlink          *netlink.Handle // in the namespace
 	outside          *os.File        // namespace of the far end
@@ -41,8 +41,8 @@ type vethPair struct {
 // linkEnds are the addresses of the two ends of the link.
 type linkEnds struct{ near, far netip.Addr }
 
-// newVethPair creates the link. It must be called on a thread in the namespace and leaves the thread in the outside
-// namespace.
+// newVethPair creates the link. It must be called on a thread in the namespace, and moves the thread to the namespace of
+// the far end.
 func newVethPair() (w *vethPair, err error) {
 	w = &vethPair{families: map[iptables.Families]linkEnds{}}
 	defer func() {
@@ -51,7 +51,7 @@ func newVethPair() (w *vethPair, err error) {
 		}
 	}()
 	if w.netlink, err = netlink.NewHandle(unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER); err != nil {
-		return w, permission("a netlink socket", err)
+		return w, permission("opening a netlink socket", err)
 	}
 	if err := w.removeLeftovers(); err != nil {
 		return w, err
@@ -61,11 +61,10 @@ func newVethPair() (w *vethPair, err error) {
 		return w, err
 	}
 	defer func() { _ = here.Close() }()
-	// The far end is in a namespace that the kernel removes with this process, together with the link. A process that
-	// may not create one has the far end in the same namespace. It disturbs nothing there but remains if the process is
-	// killed.
+	// The far end is in a new namespace. When this process exits, the kernel removes that namespace and the link. Without
+	// the permission to create a namespace, the far end is in the same namespace, and remains if the process is killed.
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil && !errors.Is(err, unix.EPERM) {
-		return w, fmt.Errorf("a network namespace for the outside: %w", err)
+		return w, fmt.Errorf("creating a network namespace for the far end: %w", err)
 	}
 	if w.outside, err = os.Open("/proc/thread-self/ns/net"); err != nil {
 		return w, err
@@ -79,7 +78,7 @@ func newVethPair() (w *vethPair, err error) {
 	return w, w.assignAddresses()
 }
 
-// permission wraps the error, with ErrNotPermitted if permission was denied.
+// permission adds the failed operation to the error, and also wraps ErrNotPermitted if the error is EPERM or EACCES.
 func permission(what string, err error) error {
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
 		return fmt.Errorf("%s: %w: %w", what, ErrNotPermitted, err)
@@ -87,19 +86,19 @@ func permission(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// removeLeftovers removes what a killed harness left behind.
+// removeLeftovers removes the link, policy rules and routes of a harness whose process was killed.
 func (w *vethPair) removeLeftovers() error {
 	if left, err := w.netlink.LinkByName(nearLink); err == nil {
 		if err := w.netlink.LinkDel(left); err != nil {
-			return permission("remove the link "+nearLink+" of an earlier run", err)
+			return permission("removing the link "+nearLink+" of an earlier run", err)
 		}
 	}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		if err := w.clearRules(family); err != nil {
-			return permission("remove the policy rules of an earlier run", err)
+			return permission("removing the policy rules of an earlier run", err)
 		}
-		if err := w.clearPassages(family); err != nil {
-			return permission("remove the routes of an earlier run", err)
+		if err := w.clearRoutes(family); err != nil {
+			return permission("removing the routes of an earlier run", err)
 		}
 	}
 	return nil
@@ -109,13 +108,13 @@ func (w *vethPair) clearRules(family int) error {
 	filter := &netlink.Rule{Priority: testPriority}
 	left, err := w.netlink.RuleListFiltered(family, filter, netlink.RT_FILTER_PRIORITY)
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
-		return nil // the kernel lacks the family
+		return nil // the kernel does not support the family
 	}
 	if err != nil {
 		return err
 	}
 	for _, rule := range left {
-		if rule.Table < testTable || rule.Table > testTable+maxPassages {
+		if rule.Table < testTable || rule.Table > testTable+maxTestedInterfaces {
 			continue
 		}
 		rule.Family = family
@@ -132,33 +131,33 @@ func (w *vethPair) createLink() error {
 	w.near = &netlink.Veth{LinkAttrs: attributes, PeerName: farLink, PeerNamespace: netlink.NsFd(w.outside.Fd())}
 	if err := w.netlink.LinkAdd(w.near); err != nil {
 		w.near = nil
-		return permission("a link to test with", err)
+		return permission("creating a link for test packets", err)
 	}
 	made, err := w.netlink.LinkByName(nearLink)
 	if err != nil {
-		return fmt.Errorf("the link %s just made: %w", nearLink, err)
+		return fmt.Errorf("reading the created link %s: %w", nearLink, err)
 	}
 	w.near = made.(*netlink.Veth)
-	// Without ARP, every address is reachable through the link. The frames' MAC address is not the far end's: if the
-	// far end is in the same namespace, its network stack ignores them.
+	// Without ARP, every address is reachable through the link. The frames' destination MAC address is not that of the far
+	// end, so that the network stack ignores them if the far end is in the same namespace.
 	if err := w.netlink.LinkSetARPOff(w.near); err != nil {
-		return fmt.Errorf("the link %s: %w", nearLink, err)
+		return fmt.Errorf("disabling ARP on the link %s: %w", nearLink, err)
 	}
 	return w.netlink.LinkSetUp(w.near)
 }
 
-// setFarUp sets the far end up. It must be called on a thread in the outside namespace.
+// setFarUp sets the far end up. It must be called on a thread in the namespace of the far end.
 func (w *vethPair) setFarUp() error {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return permission("a netlink socket", err)
+		return permission("opening a netlink socket", err)
 	}
 	defer h.Close()
 	if w.far, err = h.LinkByName(farLink); err != nil {
-		return fmt.Errorf("the link %s just made: %w", farLink, err)
+		return fmt.Errorf("reading the created link %s: %w", farLink, err)
 	}
 	if err := h.LinkSetARPOff(w.far); err != nil {
-		return fmt.Errorf("the link %s: %w", farLink, err)
+		return fmt.Errorf("setting the link %s up: %w", farLink, err)
 	}
 	return h.LinkSetUp(w.far)
 }
@@ -170,7 +169,7 @@ func (w *vethPair) assignAddresses() error {
 	}
 	err := w.assignAddress(iptables.IPv6, unix.AF_INET6, freeIPv6, 126)
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) {
-		return nil // disabled in the namespace or in the kernel
+		return nil // the family is disabled in the namespace or in the kernel
 	}
 	return err
 }
@@ -182,7 +181,7 @@ func (w *vethPair) assignAddress(f iptables.Families, family int, free func() (l
 	}
 	address := &netlink.Addr{IPNet: ipNet(e.near, bits), Flags: unix.IFA_F_NODAD}
 	if err := w.netlink.AddrAdd(w.near, address); err != nil {
-		return fmt.Errorf("address %s for %s: %w", e.near, nearLink, err)
+		return fmt.Errorf("adding the address %s to %s: %w", e.near, nearLink, err)
 	}
 	everything := ipNet(netip.IPv4Unspecified(), 0)
 	if family == unix.AF_INET6 {
@@ -190,18 +189,18 @@ func (w *vethPair) assignAddress(f iptables.Families, family int, free func() (l
 	}
 	route := &netlink.Route{LinkIndex: w.near.Index, Dst: everything, Table: testTable, Family: family, Scope: netlink.SCOPE_LINK}
 	if err := w.netlink.RouteReplace(route); err != nil {
-		return fmt.Errorf("a route through %s: %w", nearLink, err)
+		return fmt.Errorf("adding a route through %s: %w", nearLink, err)
 	}
 	rule := netlink.NewRule()
 	rule.Family, rule.Table, rule.Priority, rule.Src = family, testTable, testPriority, ipNet(e.near, e.near.BitLen())
 	if err := w.netlink.RuleAdd(rule); err != nil {
-		return fmt.Errorf("a policy rule for %s: %w", e.near, err)
+		return fmt.Errorf("adding a policy rule for %s: %w", e.near, err)
 	}
 	w.families[f] = e
 	return w.waitForAddress(e.near)
 }
 
-// waitForAddress waits until the address is local. The kernel activates IPv6 addresses asynchronously.
+// waitForAddress waits until the address is usable. The kernel activates IPv6 addresses asynchronously.
 func (w *vethPair) waitForAddress(near netip.Addr) error {
 	for range 500 {
 		routes, err := w.netlink.RouteGet(near.AsSlice())
@@ -210,14 +209,14 @@ func (w *vethPair) waitForAddress(near netip.Addr) error {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	return fmt.Errorf("address %s of %s does not come into use", near, nearLink)
+	return fmt.Errorf("the kernel did not activate the address %s of %s in time", near, nearLink)
 }
 
 func ipNet(a netip.Addr, bits int) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, a.BitLen())}
 }
 
-// freeIPv4 returns two addresses from the benchmarking network (RFC 2544) that have no route.
+// freeIPv4 returns two addresses of 198.18.0.0/15 (benchmarking network, RFC 2544) to which the namespace has no route.
 func (w *vethPair) freeIPv4() (linkEnds, error) {
 	for range 100 {
 		var b [4]byte
@@ -226,13 +225,13 @@ func (w *vethPair) freeIPv4() (linkEnds, error) {
 		near, far := ipv4(first+1), ipv4(first+2)
 		routes, err := w.netlink.RouteList(nil, unix.AF_INET)
 		if err != nil {
-			return linkEnds{}, fmt.Errorf("list the routes: %w", err)
+			return linkEnds{}, fmt.Errorf("listing the routes: %w", err)
 		}
 		if !hasRoute(routes, near) {
 			return linkEnds{near, far}, nil
 		}
 	}
-	return linkEnds{}, errors.New("no address of 198.18.0.0/15 is free for tests: the namespace has routes to all of them")
+	return linkEnds{}, errors.New("198.18.0.0/15 has no free address for test packets: the namespace has routes to all of its addresses")
 }
 
 func ipv4(n uint32) netip.Addr {
@@ -251,7 +250,7 @@ func hasRoute(routes []netlink.Route, to netip.Addr) bool {
 	return false
 }
 
-// freeIPv6 returns two addresses of a random unique local network (RFC 4193).
+// freeIPv6 returns two addresses of a random unique local IPv6 network (RFC 4193).
 func freeIPv6() (linkEnds, error) {
 	b := [16]byte{0: 0xfd}
 	_, _ = rand.Read(b[1:6])
@@ -260,7 +259,7 @@ func freeIPv6() (linkEnds, error) {
 	return linkEnds{netip.AddrFrom16(near), netip.AddrFrom16(far)}, nil
 }
 
-// ownAddresses returns the addresses at which the namespace is reachable, or that of the harness's link if it has none.
+// ownAddresses returns the addresses of the namespace's links, or the near address of the harness's link if they have none.
 func (w *vethPair) ownAddresses(f iptables.Families) ([]netip.Addr, error) {
 	e, ok := w.families[f]
 	if !ok {
@@ -272,7 +271,7 @@ func (w *vethPair) ownAddresses(f iptables.Families) ([]netip.Addr, error) {
 	}
 	addresses, err := w.netlink.AddrList(nil, family)
 	if err != nil {
-		return nil, fmt.Errorf("list the addresses: %w", err)
+		return nil, fmt.Errorf("listing the addresses: %w", err)
 	}
 	var all []netip.Addr
 	for _, a := range addresses {
@@ -297,16 +296,16 @@ func (w *vethPair) Close() error {
 	var errs []error
 	if w.near != nil {
 		if err := w.netlink.LinkDel(w.near); err != nil {
-			errs = append(errs, fmt.Errorf("remove the link %s: %w", nearLink, err))
+			errs = append(errs, fmt.Errorf("removing the link %s: %w", nearLink, err))
 		}
 	}
 	if w.netlink != nil {
 		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 			if err := w.clearRules(family); err != nil {
-				errs = append(errs, fmt.Errorf("remove the policy rules of table %d: %w", testTable, err))
+				errs = append(errs, fmt.Errorf("removing the policy rules of table %d: %w", testTable, err))
 			}
 			if len(w.testedInterfaces) > 0 {
-				errs = append(errs, w.clearPassages(family))
+				errs = append(errs, w.clearRoutes(family))
 			}
 		}
 		w.netlink.Close()

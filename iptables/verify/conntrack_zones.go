@@ -9,14 +9,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/packettest"
 )
 
-// The kernel decides about a connection once. Two DNS queries from the same port to the same resolver are one
-// connection to it: the agent's, which goes to the resolver, and an application's, which is redirected to the agent.
-// Conntrack zones separate the two. The test sends each query from a port that the other sender has just used. A
-// resolver's reply must be in the zone of its query, or a firewall does not recognize it as a reply. The same holds for
-// the agent's reply, which the application otherwise does not receive as the resolver's.
-
-// proveZones sends DNS queries from the proxy and from an application, with the same source ports, in both orders.
-func (s *sampler) proveZones(ctx context.Context, lab packetSender) (proofs []Proof, err error) {
+// proveZones tests the conntrack zones of DNS. It sends queries from the proxy and from an application to the same
+// resolvers from the same source ports, in both orders.
+//
+// Without zones, conntrack treats the two queries as one connection, although the agent's query is sent to the resolver and
+// the application's is redirected to the agent. A reply must be in the zone of its query. Otherwise a firewall does not
+// recognize the resolver's reply, and the kernel does not translate the agent's reply to come from the resolver's address.
+func (s *sampler) proveZones(ctx context.Context, harness packetSender) (proofs []Proof, err error) {
 	var first, second []sample
 	for _, p := range s.dnsQueries() {
 		ours, theirs := p, p
@@ -34,10 +33,10 @@ func (s *sampler) proveZones(ctx context.Context, lab packetSender) (proofs []Pr
 		first[i].sourcePort += uint16(base)
 		second[i].sourcePort += uint16(base)
 	}
-	if _, err := send(ctx, s.rules, lab, first); err != nil {
+	if _, err := send(ctx, s.rules, harness, first); err != nil {
 		return nil, err
 	}
-	proofs, err = send(ctx, s.rules, lab, second)
+	proofs, err = send(ctx, s.rules, harness, second)
 	for i := range proofs {
 		proofs[i].Subject += portReuseSuffix
 		if proofs[i].Consequence != "" {
@@ -47,14 +46,14 @@ func (s *sampler) proveZones(ctx context.Context, lab packetSender) (proofs []Pr
 	return proofs, err
 }
 
-const portReuseSuffix = ", when the port that it is sent from was just used by the other of both, application and agent"
+const portReuseSuffix = ", if agent and application use the same source port one after the other"
 
 func zoneSample(p iptables.Packet, port int) sample {
 	return sample{Packet: p, sourcePort: uint16(port), answered: true}
 }
 
-// dnsQueries returns one DNS query per resolver that redirect rules for UDP name, or to an outside address if a rule
-// names none. It returns nil if no rule assigns a zone to a user.
+// dnsQueries returns one DNS query for each resolver that redirect rules match, or to an outside address if a rule matches
+// any resolver. It returns nil if no rule assigns a zone to a user.
 func (s *sampler) dnsQueries() (all []iptables.Packet) {
 	if s.singleUser || len(s.zonedUIDs()) == 0 {
 		return nil
@@ -81,7 +80,7 @@ func (s *sampler) dnsQueries() (all []iptables.Packet) {
 	return all[:min(len(all), maxSamples/8)]
 }
 
-// zonedUIDs returns the user IDs to whose DNS queries the rules assign a zone.
+// zonedUIDs returns the user IDs of the proxy for which rules assign a conntrack zone.
 func (s *sampler) zonedUIDs() (uids []uint32) {
 	for _, c := range s.rules.Chains {
 		for _, r := range c.Rules {

@@ -9,8 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// candidates yields packets of every owner that the rules name, to every port and address that the rules name, and to
-// some that they do not. There can be millions, so they are generated lazily.
+// candidates yields packets from every owner that the rules name, to every port and address that the rules name, and to
+// some other ones. There can be millions, so they are generated lazily.
 func (s *sampler) candidates() iter.Seq[iptables.Packet] {
 	return func(yield func(iptables.Packet) bool) {
 		for some := range s.packetGroups(s.collectNames()) {
@@ -34,7 +34,7 @@ func (s *sampler) packetGroups(n ruleReferences) iter.Seq[[]iptables.Packet] {
 	}
 }
 
-// eachPort yields a group per port. It returns false once yield does.
+// eachPort yields a group of packets for each port. It returns false if yield returned false.
 func (s *sampler) eachPort(f iptables.Families, n ruleReferences, yield func([]iptables.Packet) bool) bool {
 	for _, port := range n.ports {
 		some := []iptables.Packet{s.inbound(f, iptables.TCP, port)}
@@ -73,19 +73,19 @@ func (s *sampler) eachInterface(f iptables.Families, n ruleReferences, yield fun
 	return true
 }
 
-// packetsThroughInterface returns packets to a port that leave or arrive through an interface.
+// packetsThroughInterface returns packets to a port that leave or arrive through the named interface.
 func (s *sampler) packetsThroughInterface(name string, outside netip.Addr, port uint16) (all []iptables.Packet) {
 	for _, protocol := range []iptables.Protocol{iptables.TCP, iptables.UDP} {
 		out := s.outbound(protocol, outside, port)
 		in := s.inbound(familyOf(outside), protocol, port)
 		behind := in
-		behind.To = out.To // forwarded to a host behind the pod
+		behind.To = out.To // the namespace forwards it to another host
 		all = append(all, out, in, behind)
 	}
 	return throughInterface(name, all)
 }
 
-// packetsBehindInterface returns packets to an address that arrive through an interface.
+// packetsBehindInterface returns packets to an address that arrive through the named interface.
 func (s *sampler) packetsBehindInterface(name string, to netip.Addr) []iptables.Packet {
 	connection, question := s.inbound(familyOf(to), iptables.TCP, s.port), s.inbound(familyOf(to), iptables.UDP, 53)
 	connection.To, question.To = netip.AddrPortFrom(to, s.port), netip.AddrPortFrom(to, 53)
@@ -99,7 +99,7 @@ func throughInterface(name string, all []iptables.Packet) []iptables.Packet {
 	return all
 }
 
-// ruleReferences lists what the rules refer to, without duplicates.
+// ruleReferences lists the values that the rules match, without duplicates.
 type ruleReferences struct {
 	ports      []uint16
 	uids, gids []uint32
@@ -110,7 +110,7 @@ type ruleReferences struct {
 
 func (s *sampler) collectNames() ruleReferences {
 	n := ruleReferences{ports: []uint16{s.port, 53}, addresses: map[iptables.Families][]netip.Addr{}, sources: map[iptables.Families][]netip.Addr{}}
-	n.gids = appendUnique(n.gids, s.user) // a sender in no group that rules name
+	n.gids = appendUnique(n.gids, s.user) // a group that no rule names
 	for _, c := range s.rules.Chains {
 		for _, r := range c.Rules {
 			for _, name := range []string{r.Match.InInterface, r.Match.OutInterface} {
@@ -148,8 +148,8 @@ func appendUnique[T comparable](list []T, v T) []T {
 	return append(list, v)
 }
 
-// packetsPerOwner returns packets to one address and port, from an application and from each owner that the rules name.
-// Local packets are also returned with each source that the rules name.
+// packetsPerOwner returns packets to one address and port: from an application, and from each owner that the rules name.
+// For a local destination, it adds a packet from each source address that the rules name.
 func (s *sampler) packetsPerOwner(n ruleReferences, to netip.Addr, port uint16) (all []iptables.Packet) {
 	for _, protocol := range []iptables.Protocol{iptables.TCP, iptables.UDP} {
 		p := s.outbound(protocol, to, port)
@@ -177,16 +177,15 @@ func (s *sampler) packetsPerOwner(n ruleReferences, to netip.Addr, port uint16) 
 	return all
 }
 
-// maxWork is the maximum number of rule evaluations for finding packets. Common options need a few thousand. Two lists
-// with a thousand entries each would take minutes without this limit.
+// maxWork limits the number of rule evaluations in findSamples. Common options need a few thousand. With two lists of a
+// thousand entries, findSamples would need minutes without this limit.
 const maxWork = 20_000_000
 
-// findSamples finds for each rule a packet that can be sent and would end up elsewhere without the rule. If there is
-// none (another rule has the same effect, or the effect does not change where packets arrive), it returns a packet that
-// matches the rule. left is the number of rules that no packet had matched when maxWork was reached or the context
-// ended.
+// findSamples finds for each rule a packet that can be sent and would arrive elsewhere without the rule. If no such packet
+// exists, for example because another rule has the same effect, it returns a packet that matches the rule. left is the
+// number of rules without a matching packet when maxWork was reached or the context ended.
 func (s *sampler) findSamples(ctx context.Context) (all []sample, left int) {
-	type half struct { // a rule counts once per address family
+	type half struct { // a rule for both address families needs a packet of each
 		rule *iptables.Rule
 		of   iptables.Families
 	}
@@ -236,7 +235,7 @@ func countRules(rules *iptables.RuleSet) (n int) {
 	return n
 }
 
-// withoutRule returns a copy of the rule set that lacks one rule.
+// withoutRule returns a copy of the rule set without one rule.
 func withoutRule(rules *iptables.RuleSet, not *iptables.Rule) *iptables.RuleSet {
 	damaged := *rules
 	damaged.Chains = slices.Clone(rules.Chains)
@@ -251,7 +250,7 @@ func withoutRule(rules *iptables.RuleSet, not *iptables.Rule) *iptables.RuleSet 
 	return &damaged
 }
 
-// expectsAddress reports whether the address is expected on the namespace's loopback interface.
+// expectsAddress reports whether lo should have the address: it is in 127.0.0.0/8, or the rule set adds it.
 func (s *sampler) expectsAddress(p netip.Prefix) bool {
 	return p.Addr().Is4() && p.Addr().IsLoopback() ||
 		s.rules.Routing != nil && slices.Contains(s.rules.Routing.LoopbackAddresses, p)

@@ -12,31 +12,31 @@ import (
 
 // Proof is the result of one test packet.
 type Proof struct {
-	// Subject describes the kind of packet.
+	// Subject describes the packet and its sender.
 	Subject string `json:"subject"`
-	// Rule is the ID of the rule that should decide about the packet; "" if none should.
+	// Rule is the ID of the rule that determines the expected outcome; "" if no rule matches.
 	Rule string `json:"rule,omitempty"`
-	// Want and Got describe where the packet should arrive, and where it arrived.
+	// Want and Got describe the expected and the actual destination.
 	Want string `json:"want"`
 	Got  string `json:"got"`
 	OK   bool   `json:"ok"`
-	// Consequence describes the effect on this kind of traffic; "" if the packet arrived as expected.
+	// Consequence describes what is wrong for this kind of traffic; "" if the packet arrived as expected.
 	Consequence string `json:"consequence,omitempty"`
 	// Unproven is the reason why the packet could not be sent.
 	Unproven string        `json:"unproven,omitempty"`
 	Took     time.Duration `json:"took_ns"`
 
 	want, got outcome
-	via       string // the interface that the packet passed
+	via       string // the interface of the namespace through which the packet was sent or received
 }
 
-// outcome is where a packet ends up, in a form that allows comparison of the rules' prediction with the result.
+// outcome is the destination of a packet, in a form that allows comparison of the expected with the actual one.
 type outcome struct {
 	end  iptables.End
-	port uint16 // the capture port
+	port uint16 // for a redirected packet, the port to which it was redirected
 }
 
-// expectedOutcome returns the outcome that the rules define.
+// expectedOutcome returns the outcome that the rules should cause.
 func expectedOutcome(e iptables.Explanation) outcome {
 	if e.End == iptables.Redirected {
 		return outcome{e.End, e.Port}
@@ -44,7 +44,7 @@ func expectedOutcome(e iptables.Explanation) outcome {
 	return outcome{end: e.End}
 }
 
-// actualOutcome returns the packet's actual outcome.
+// actualOutcome derives the outcome from the packet's arrival.
 func actualOutcome(p iptables.Packet, a packettest.Arrival) outcome {
 	switch {
 	case a.Where == packettest.Nowhere && errors.Is(a.Err, errRefused):
@@ -59,8 +59,8 @@ func actualOutcome(p iptables.Packet, a packettest.Arrival) outcome {
 	return outcome{iptables.Redirected, a.At.Port()}
 }
 
-// sameOutcome reports whether the outcomes are equal. For a refused datagram, a drop is accepted too, since the sender
-// need not be notified of the refusal.
+// sameOutcome reports whether the outcomes are equal. For a UDP packet that should be rejected, a drop is accepted too,
+// because the kernel may not send an ICMP error for each packet.
 func sameOutcome(p iptables.Packet, want, got outcome) bool {
 	if want.end == iptables.Refused && p.Protocol == iptables.UDP {
 		return got.end == iptables.Refused || got.end == iptables.Dropped
@@ -68,9 +68,9 @@ func sameOutcome(p iptables.Packet, want, got outcome) bool {
 	return want == got
 }
 
-// judge compares the packet's actual outcome with the one that the rules define.
+// judge compares a packet's actual outcome with the one that the rules should cause.
 func judge(s sample, e iptables.Explanation, a packettest.Arrival) Proof {
-	a.Transparent = a.Transparent && s.Mark == 0 // the packet was sent with a mark, so the mark does not show that a rule set it
+	a.Transparent = a.Transparent && s.Mark == 0 // if the packet was sent with a mark, its mark does not prove that a rule set it
 	want, got := expectedOutcome(e), actualOutcome(s.Packet, a)
 	p := Proof{Subject: s.subject(), Want: want.describe(s, ""), Got: got.describe(s, a.String()), Took: a.Took, want: want, got: got, via: s.via}
 	if e.Decision != nil {
@@ -84,9 +84,9 @@ func judge(s sample, e iptables.Explanation, a packettest.Arrival) Proof {
 	}
 	switch p.OK = sameOutcome(s.Packet, want, got); {
 	case p.OK && a.Unanswered:
-		p.OK, p.Consequence = false, p.Subject+" goes where it should, and gets no answer: what the agent answers is not known for one (another zone of connection tracking)"
+		p.OK, p.Consequence = false, p.Subject+" arrives as expected, but the sender gets no reply: conntrack does not recognize the agent's reply (different conntrack zone)"
 	case p.OK && a.NotTracked:
-		p.OK, p.Consequence = false, p.Subject+" goes where it should, and its answer is not known for one: a firewall may drop it (another zone of connection tracking)"
+		p.OK, p.Consequence = false, p.Subject+" arrives as expected, but conntrack does not recognize the reply (different conntrack zone): a firewall may drop it"
 	case !p.OK:
 		p.Consequence = p.Subject + " " + describeConsequence(p.Rule, want, got)
 		if a.Err != nil && got.end != iptables.Refused && (want.end == iptables.Redirected || !errors.Is(a.Err, packettest.ErrNoAddress)) {
@@ -103,7 +103,7 @@ func (f outcome) describe(s sample, seen string) string {
 	case iptables.Transparent:
 		return "the transparent proxy"
 	case iptables.Dropped:
-		return "nowhere"
+		return "not delivered"
 	case iptables.Refused:
 		return "refused"
 	}
@@ -117,22 +117,22 @@ func describeConsequence(rule string, want, got outcome) string {
 	captured := func(f outcome) bool { return f.end == iptables.Redirected || f.end == iptables.Transparent }
 	switch {
 	case got.end == iptables.Dropped:
-		return "does not get through"
+		return "does not arrive"
 	case got.end == iptables.Refused:
 		return "is refused"
 	case want.end == iptables.Refused || want.end == iptables.Dropped:
-		return "is let through, and should be refused"
+		return "is delivered, but should be rejected"
 	case captured(want) && got.end == iptables.Passes && strings.HasPrefix(rule, "dns/"):
 		return "bypasses the agent's resolver"
 	case captured(want) && got.end == iptables.Passes:
 		return "bypasses the proxy"
 	case captured(want):
-		return fmt.Sprintf("reaches %s, and should reach %s", got.name(), want.name())
+		return fmt.Sprintf("reaches %s instead of %s", got.name(), want.name())
 	case strings.HasPrefix(rule, "outbound/proxy-") || strings.HasPrefix(rule, "outbound/passthrough-") ||
 		strings.HasPrefix(rule, "tproxy/passthrough-"):
-		return "comes back to the proxy for ever, at " + got.name()
+		return "returns to the proxy in a loop, at " + got.name()
 	}
-	return "is captured, and should be left alone: it reaches " + got.name()
+	return "is redirected to " + got.name() + ", but should not be captured"
 }
 
 func (f outcome) name() string {

@@ -17,14 +17,14 @@ func TestForeignRulesForFewDestinationsAreDetected(t *testing.T) {
 		"ports of a set, for both families": {`add table inet x; add chain inet x o { type nat hook output priority -101; }; add rule inet x o tcp dport { 80, 8443 } redirect to :99`,
 			":8443 from uid 10123, gid 10123 reaches port 99"},
 		"an address": {`add table ip x; add chain ip x o { type filter hook output priority -300; }; add rule ip x o ip daddr 10.96.0.10 drop`,
-			"10.96.0.10:30123 from uid 10123, gid 10123 does not get through"},
+			"10.96.0.10:30123 from uid 10123, gid 10123 does not arrive"},
 		"a network, in a chain of its own": {`add table ip x; add chain ip x c; add rule ip x c ip daddr 10.96.0.0/16 tcp dport 81 drop; add chain ip x o { type filter hook output priority -300; }; add rule ip x o jump c`,
-			"10.96.0.0:81 from uid 10123, gid 10123 does not get through"},
-		"ports of iptables' match multiport": {`iptables-nft -A OUTPUT -p tcp -m multiport --dports 80,8444 -j DROP`, ":8444 from uid 1337, gid 10123 does not get through"},
+			"10.96.0.0:81 from uid 10123, gid 10123 does not arrive"},
+		"ports of iptables' match multiport": {`iptables-nft -A OUTPUT -p tcp -m multiport --dports 80,8444 -j DROP`, ":8444 from uid 1337, gid 10123 does not arrive"},
 		"inbound": {`add table ip x; add chain ip x i { type filter hook prerouting priority -300; }; add rule ip x i tcp dport 9090 drop`,
-			"inbound IPv4 TCP to port 9090 does not get through"},
+			"inbound IPv4 TCP to port 9090 does not arrive"},
 		"what the proxy sends": {`add table ip x; add chain ip x o { type filter hook output priority 10; }; add rule ip x o tcp dport 444 drop`,
-			":444 from uid 1337, gid 10123 does not get through"},
+			":444 from uid 1337, gid 10123 does not arrive"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -36,7 +36,7 @@ func TestForeignRulesForFewDestinationsAreDetected(t *testing.T) {
 			if len(r.Differences) > 0 {
 				t.Errorf("our rules are as they should be: %v", r.Differences)
 			}
-			if !strings.Contains(strings.Join(r.Notes, "\n"), "rules of others see packets too: chain ") {
+			if !strings.Contains(strings.Join(r.Notes, "\n"), "another program's rules apply too: chain ") {
 				t.Errorf("nobody is told of the rules of others: %q", r.Notes)
 			}
 		})
@@ -52,7 +52,7 @@ func TestForeignRulesForBroadcastAddressesAreNoFault(t *testing.T) {
 	if err := r.Err(); err != nil {
 		t.Error(err)
 	}
-	if told := strings.Join(r.Unproven, "\n"); !strings.Contains(told, "255.255.255.255: the address is that of all on a network") {
+	if told := strings.Join(r.Unproven, "\n"); !strings.Contains(told, "255.255.255.255: a broadcast address is not tested") {
 		t.Errorf("that it was not tried is not told: %q", told)
 	}
 }

@@ -214,7 +214,7 @@ func TestMissingInterfacesAreReported(t *testing.T) {
 	if err != nil || !r.OK() {
 		t.Fatalf("%v\n%s", err, r.Details())
 	}
-	for _, want := range []string{"interface net1: it is down", "interface vif0: the namespace has none of that name now"} {
+	for _, want := range []string{"interface net1: the interface is down", "interface vif0: the interface does not exist"} {
 		if !slices.ContainsFunc(r.Unproven, func(text string) bool { return strings.HasSuffix(text, want) }) {
 			t.Errorf("%q is not in %q", want, r.Unproven)
 		}
@@ -248,7 +248,7 @@ func TestInterfaceIsVerifiedAsFarAsPossible(t *testing.T) {
 		}
 	}
 	if !slices.Equal(shown, []string{"outbound/exclude-interface-net1"}) || len(r.Unproven) != 2 ||
-		!strings.Contains(strings.Join(r.Unproven, "\n"), "rp_filter") || !strings.Contains(strings.Join(r.Unproven, "\n"), "a route of IPv6 through net1") {
+		!strings.Contains(strings.Join(r.Unproven, "\n"), "rp_filter") || !strings.Contains(strings.Join(r.Unproven, "\n"), "IPv6 route through net1") {
 		t.Errorf("shown %q, unproven %q", shown, r.Unproven)
 	}
 	if n := packets(); n > 0 {
@@ -268,12 +268,12 @@ func TestVirtualInterfaceWithoutAddressIsReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := report(t, ns, b, rules)
-	const why = "to an address of it, and vif0 has none of IPv4"
+	const why = "to an address of their interface, but vif0 has no IPv4 address"
 	if len(r.Failed()) == 0 {
 		t.Error("nothing fails")
 	}
 	for _, p := range r.Failed() {
-		if p.via != "vif0" || !strings.Contains(p.Subject, "IPv4") || !strings.Contains(p.Consequence, "does not get through: ") || !strings.HasSuffix(p.Consequence, why) {
+		if p.via != "vif0" || !strings.Contains(p.Subject, "IPv4") || !strings.Contains(p.Consequence, "does not arrive: ") || !strings.HasSuffix(p.Consequence, why) {
 			t.Errorf("%+v", p)
 		}
 	}
@@ -312,7 +312,7 @@ func TestNoPacketIsInjectedThroughUnsuitableInterface(t *testing.T) {
 				}
 				return errors.Join(errs...)
 			})
-		}, "interface net1: it is a port of br0, which takes what comes in by it"},
+		}, "interface net1: it is a port of br0, which receives its inbound packets"},
 		"no carrier": {func(t *testing.T, _, beyond *testns.Namespace) {
 			beyond.Links(t, func(h *netlink.Handle) error {
 				peer, err := h.LinkByName("beyond")
@@ -321,7 +321,7 @@ func TestNoPacketIsInjectedThroughUnsuitableInterface(t *testing.T) {
 				}
 				return h.LinkSetDown(peer)
 			})
-		}, "interface net1: it has no carrier, without which the kernel lets nothing in by it"},
+		}, "interface net1: it has no carrier, so the kernel drops its inbound packets"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := testns.New(t)

@@ -10,7 +10,7 @@ import (
 
 // Report is the result of a verification.
 type Report struct {
-	// Backend is the name of the backend that read the installed rules.
+	// Backend is the name of the backend that read the installed rules; "" if they were not read.
 	Backend string `json:"backend"`
 	// Families are the address families whose traffic the rules handle.
 	Families iptables.Families `json:"families"`
@@ -18,7 +18,7 @@ type Report struct {
 	Differences []iptables.Difference `json:"differences,omitempty"`
 	// Proofs are the results of the test packets.
 	Proofs []Proof `json:"proofs,omitempty"`
-	// Notes are remarks that do not indicate a fault.
+	// Notes lists observations that are not faults.
 	Notes []string `json:"notes,omitempty"`
 	// Unproven lists what could not be verified with packets, and why.
 	Unproven []string      `json:"unproven,omitempty"`
@@ -27,12 +27,12 @@ type Report struct {
 	foreign []iptables.ForeignChain
 }
 
-// OK reports whether there are neither differences nor failed proofs.
+// OK reports whether the report has no differences and no failed proofs.
 func (r *Report) OK() bool {
 	return len(r.Differences) == 0 && len(r.Failed()) == 0
 }
 
-// Failed returns the proofs of packets that arrived at a wrong place.
+// Failed returns the proofs whose packets did not arrive as expected.
 func (r *Report) Failed() (failed []Proof) {
 	for _, p := range r.Proofs {
 		if !p.OK && p.Unproven == "" {
@@ -67,10 +67,10 @@ func (r *Report) Err() error {
 	return &Mismatch{parts}
 }
 
-// Mismatch is the error of a namespace whose redirection differs from the expected one.
+// Mismatch is the error that the redirection of a namespace differs from the expected one.
 type Mismatch struct{ Findings []string }
 
-// maxErrorFindings is the maximum number of findings in the error text; the report contains all.
+// maxErrorFindings is the maximum number of findings in the error text. The report contains all findings.
 const maxErrorFindings = 5
 
 func (m *Mismatch) Error() string {
@@ -80,34 +80,34 @@ func (m *Mismatch) Error() string {
 		more = fmt.Sprintf("; and %d more", len(shown)-maxErrorFindings)
 		shown = shown[:maxErrorFindings]
 	}
-	return "the redirection is not what it should be: " + strings.Join(shown, "; ") + more
+	return "the redirection differs from the expected one: " + strings.Join(shown, "; ") + more
 }
 
-// String returns the report as text. It counts the packets that arrived as expected and lists only the others.
+// String returns the report as text. Of the packets, it lists only those that did not arrive as expected.
 func (r *Report) String() string { return r.text(false) }
 
-// Details returns the report as text with every packet.
+// Details returns the report as text, with a line for every packet.
 func (r *Report) Details() string { return r.text(true) }
 
 func (r *Report) text(all bool) string {
 	var b strings.Builder
 	switch {
 	case r.Backend == "":
-		fmt.Fprintf(&b, "rules      were not read\n")
+		fmt.Fprintf(&b, "rules      not read\n")
 	case len(r.Differences) == 0:
-		fmt.Fprintf(&b, "rules      as they should be, order included (%s, %s)\n", r.Backend, r.Families)
+		fmt.Fprintf(&b, "rules      no differences (%s, %s)\n", r.Backend, r.Families)
 	default:
 		fmt.Fprintf(&b, "rules      %s (%s, %s)\n", FormatCount(len(r.Differences), "difference"), r.Backend, r.Families)
 	}
 	for _, d := range r.Differences {
 		fmt.Fprintf(&b, "  %s\n", d)
 	}
-	fmt.Fprintf(&b, "packets    %d of %d arrived where they should\n", r.Proven(), r.Proven()+len(r.Failed()))
+	fmt.Fprintf(&b, "packets    %d of %d arrived as expected\n", r.Proven(), r.Proven()+len(r.Failed()))
 	for _, p := range r.Proofs {
 		switch {
 		case p.Unproven != "":
 		case !p.OK:
-			fmt.Fprintf(&b, "  WRONG  %s\n         want %s, got %s%s\n", p.Consequence, p.Want, p.Got, ruleSuffix(p.Rule))
+			fmt.Fprintf(&b, "  WRONG  %s\n         expected %s, got %s%s\n", p.Consequence, p.Want, p.Got, ruleSuffix(p.Rule))
 		case all:
 			fmt.Fprintf(&b, "  ok     %s → %s%s\n", p.Subject, p.Got, ruleSuffix(p.Rule))
 		}
@@ -128,7 +128,7 @@ func ruleSuffix(rule string) string {
 	return " (" + rule + ")"
 }
 
-// FormatCount returns a number with its noun, in the plural unless n is 1.
+// FormatCount returns the number and the noun: "1 packet", "2 packets".
 func FormatCount(n int, what string) string {
 	if n == 1 {
 		return "1 " + what

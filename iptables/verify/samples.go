@@ -13,9 +13,9 @@ import (
 
 // endpoints holds the link and the addresses that samples use.
 type endpoints struct {
-	link      string // through which packets arrive, and through which those to the outside leave
-	own       map[iptables.Families]netip.Addr
-	near, far map[iptables.Families]netip.Addr
+	link      string                           // inbound packets arrive and outbound packets leave through it
+	own       map[iptables.Families]netip.Addr // the namespace's address
+	near, far map[iptables.Families]netip.Addr // the addresses of the link's ends: in the namespace, and outside
 }
 
 func (p *endpoints) families() (all []iptables.Families) {
@@ -27,19 +27,18 @@ func (p *endpoints) families() (all []iptables.Families) {
 	return all
 }
 
-// sample is a packet to send, and the ID of the rule that it tests; "" if it tests none.
+// sample is a packet to send.
 type sample struct {
 	iptables.Packet
-	rule       string
+	rule       string            // ID of the rule that it tests; "" if it does not test a single rule
 	sourcePort uint16            // 0: any
-	via        string            // the interface of the namespace that it passes; "": the test's own, or lo
+	via        string            // the tested interface through which it is sent or received; "" for the harness's link and lo
 	own        bool              // the destination is the pod itself
 	answered   bool              // the receiver outside replies
 	answerer   *packettest.Owner // the process in the namespace that receives the packet and replies
 }
 
-// sampler generates packets that show the effect of rules. Properties that a sample does not test have values that no
-// rule names.
+// sampler generates packets that show the effect of rules. port, user and group are default values that no rule names.
 type sampler struct {
 	endpoints
 	rules *iptables.RuleSet
@@ -48,13 +47,13 @@ type sampler struct {
 	group uint32
 	// foreign lists the destinations that rules of other programs name.
 	foreign []iptables.NamedDestination
-	// singleUser: user and group are those of this process, which cannot send as another user.
+	// singleUser reports that this process cannot send as another user; user and group are then its own.
 	singleUser bool
-	// socketsOnly: packets from outside cannot be sent, and packets that leave cannot be observed.
+	// socketsOnly reports that inbound packets cannot be sent, and packets that leave the namespace cannot be observed.
 	socketsOnly bool
 }
 
-// canSend reports whether the packet can be sent and its arrival be observed.
+// canSend reports whether the packet can be sent and its arrival can be observed.
 func (s *sampler) canSend(p *iptables.Packet) bool {
 	if p.Interface != s.link && p.Interface != "lo" {
 		return s.canTraverse(p)
@@ -68,11 +67,11 @@ func (s *sampler) canSend(p *iptables.Packet) bool {
 	if !s.socketsOnly || expectedOutcome(iptables.Explain(s.rules, *p)).end != iptables.Passes {
 		return true
 	}
-	return p.Interface == "lo" && p.To.Port() == s.port // no process uses this port, and every user can open it
+	return p.Interface == "lo" && p.To.Port() == s.port // unprivileged processes can listen on s.port
 }
 
-// canTraverse reports whether a packet through one of the namespace's interfaces can be sent. A packet that arrives for
-// another host and is not captured would be forwarded into a network, so it is not sent.
+// canTraverse reports whether a packet through an interface of the namespace, other than lo, can be sent. It returns false
+// for an inbound packet to another host that is not captured: the namespace would forward it into a network.
 func (s *sampler) canTraverse(p *iptables.Packet) bool {
 	switch {
 	case s.socketsOnly:
@@ -95,9 +94,8 @@ func newSampler(rules *iptables.RuleSet, at endpoints, by packettest.Sender) *sa
 	return s
 }
 
-// samples returns packets of each kind, and one for each rule: a packet that would arrive elsewhere without the rule,
-// or at least matches it. left is the number of rules without a packet, because of maxSamples, maxWork or the end of
-// ctx.
+// samples returns packets of each kind, and one for each rule. That packet would arrive elsewhere without the rule, or at
+// least matches the rule. left is the number of rules without a packet, because of maxSamples, maxWork or the end of ctx.
 func (s *sampler) samples(ctx context.Context) (all []sample, left int) {
 	seen := map[string]bool{}
 	add := func(one sample) {
@@ -151,13 +149,13 @@ func (s *sampler) chooseUnnamed() (port uint16, user, group uint32) {
 		user, group = user+1, group+1
 	}
 	if len(included) > 0 {
-		group = included[0] // processes outside these groups are not captured
+		group = included[0] // only processes in these groups are captured
 	}
 	return port, user, group
 }
 
-// outsideAddress returns an address outside the pod, preferably from a documentation range, that no rule names except
-// by a prefix of all addresses.
+// outsideAddress returns an address outside the pod that is in no CIDR of a rule except 0.0.0.0/0 or ::/0. It prefers
+// documentation addresses.
 func (s *sampler) outsideAddress(f iptables.Families) netip.Addr {
 	candidates := []string{"203.0.113.77", "198.51.100.77", "192.0.2.77", "100.64.7.7", "10.77.7.7"}
 	if f == iptables.IPv6 {
@@ -190,7 +188,7 @@ func loopback(f iptables.Families) netip.Addr {
 	return netip.MustParseAddr("127.0.0.1")
 }
 
-// basicPackets returns packets that no rule needs to name.
+// basicPackets returns packets of common kinds, independently of the rules.
 func (s *sampler) basicPackets() (all []iptables.Packet) {
 	for _, f := range s.families() {
 		for _, protocol := range []iptables.Protocol{iptables.TCP, iptables.UDP} {
@@ -203,10 +201,10 @@ func (s *sampler) basicPackets() (all []iptables.Packet) {
 	return all
 }
 
-// maxForeign is the maximum number of destinations of foreign rules that are tested.
+// maxForeign is the maximum number of tested destinations of other programs' rules.
 const maxForeign = 30
 
-// foreignDestinations returns the destinations that foreign rules name, without duplicates.
+// foreignDestinations returns the destinations that rules of other programs match, without duplicates.
 func foreignDestinations(chains []iptables.ForeignChain) (all []iptables.NamedDestination) {
 	for _, c := range chains {
 		for _, n := range c.NamedDestinations {
@@ -218,8 +216,8 @@ func foreignDestinations(chains []iptables.ForeignChain) (all []iptables.NamedDe
 	return all
 }
 
-// foreignPackets returns TCP and UDP packets to the destinations that foreign rules name, and TCP connections from
-// outside.
+// foreignPackets returns packets to the destinations that rules of other programs match: outbound TCP and UDP, and
+// inbound TCP.
 func (s *sampler) foreignPackets() (all []iptables.Packet) {
 	uids := s.collectNames().uids
 	for _, n := range s.foreign {
@@ -234,7 +232,7 @@ func (s *sampler) foreignPackets() (all []iptables.Packet) {
 			}
 			p := s.outbound(iptables.TCP, to, port)
 			all = append(all, p, s.outbound(iptables.UDP, to, port))
-			if len(uids) > 0 { // the proxy forwards to that destination
+			if len(uids) > 0 { // the proxy forwards captured connections to that destination
 				p.UID = &uids[0]
 				all = append(all, p)
 			}
@@ -246,9 +244,9 @@ func (s *sampler) foreignPackets() (all []iptables.Packet) {
 	return all
 }
 
-// forwardedPackets returns connections of a transparent proxy to the pod with the client's address. They are
-// established only if the connection's marks lead the replies back to the proxy. Their destination is the harness's
-// address, so that misrouted replies stay in the harness.
+// forwardedPackets returns connections of a transparent proxy to the application, with the client's address as the source.
+// They are established only if the connection mark routes the replies to the proxy. Their destination is the near address,
+// so that misrouted replies stay in the harness.
 func (s *sampler) forwardedPackets() (all []iptables.Packet) {
 	mark, uids := transparentVerdict(s.rules).Mark.Value, s.collectNames().uids
 	if mark == 0 || len(uids) == 0 || s.socketsOnly {
@@ -264,7 +262,7 @@ func (s *sampler) forwardedPackets() (all []iptables.Packet) {
 	return all
 }
 
-// outbound returns a packet of an application.
+// outbound returns a packet that an application sends.
 func (s *sampler) outbound(protocol iptables.Protocol, to netip.Addr, port uint16) iptables.Packet {
 	f := familyOf(to)
 	p := iptables.Packet{
@@ -296,9 +294,9 @@ func (s *sample) subject() string {
 	kind := fmt.Sprintf("%s %s", familyOf(s.To.Addr()), protocolName(s.Protocol))
 	switch {
 	case s.Mark != 0:
-		return fmt.Sprintf("%s that the proxy passes on to the pod with the client's address", kind)
+		return fmt.Sprintf("%s that the proxy forwards to the pod with the client's address", kind)
 	case s.Direction == iptables.Inbound && s.via != "" && !s.own:
-		return fmt.Sprintf("%s to %s that comes in by %s", kind, s.To, s.via)
+		return fmt.Sprintf("%s to %s that arrives through %s", kind, s.To, s.via)
 	case s.Direction == iptables.Inbound:
 		return fmt.Sprintf("inbound %s to port %d%s", kind, s.To.Port(), s.interfaceSuffix())
 	case s.To.Addr().IsLoopback():
@@ -313,7 +311,7 @@ func (s *sample) interfaceSuffix() string {
 	if s.via == "" {
 		return ""
 	}
-	return " by " + s.via
+	return " through " + s.via
 }
 
 func (s *sample) ownerText() string {
@@ -331,18 +329,18 @@ func protocolName(p iptables.Protocol) string {
 	return "TCP"
 }
 
-// unverifiable describes what cannot be verified, and the missing privileges.
+// unverifiable describes the traffic that cannot be verified, and the missing privileges.
 func (s *sampler) unverifiable() (all []string) {
 	if s.socketsOnly {
-		all = append(all, "inbound traffic: only who has CAP_NET_ADMIN and CAP_NET_RAW can send packets from outside")
+		all = append(all, "inbound traffic: sending packets from outside needs CAP_NET_ADMIN and CAP_NET_RAW")
 	}
 	if !s.singleUser {
 		return all
 	}
 	captured := func(p iptables.Packet) bool { return p.Interface != "lo" && s.canSend(&p) }
 	if s.socketsOnly && !slices.ContainsFunc(s.basicPackets(), captured) {
-		return append(all, fmt.Sprintf("outbound traffic of applications: the rules treat the user %d and the group %d of this process otherwise; "+
+		return append(all, fmt.Sprintf("outbound traffic of applications: the rules do not capture traffic of this process's user %d and group %d; "+
 			"run it as an application's user, or with CAP_NET_ADMIN, CAP_NET_RAW, CAP_SETUID and CAP_SETGID", s.user, s.group))
 	}
-	return append(all, "traffic of other users than this process's: only who has CAP_SETUID and CAP_SETGID, and the same user namespace, can send it")
+	return append(all, "traffic of other users than this process's: sending it needs CAP_SETUID and CAP_SETGID, and the same user namespace")
 }

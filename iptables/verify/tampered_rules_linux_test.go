@@ -70,13 +70,13 @@ func TestMisplacedRuleIsReportedWithConsequence(t *testing.T) {
 		}
 	}
 	ns, b := inForce(t, &moved)
-	expect(t, report(t, ns, b, want), "outbound/all is at another position", "from uid 1337, gid 10123 comes back to the proxy for ever, at port 15001")
+	expect(t, report(t, ns, b, want), "outbound/all is at another position", "from uid 1337, gid 10123 returns to the proxy in a loop, at port 15001")
 }
 
 func TestOutdatedRulesAreReportedWithConsequence(t *testing.T) {
 	ns, b := inForce(t, compile(t, func(o *iptables.Options) { o.ProxyPort, o.DualStack, o.IPv6 = 16001, false, iptables.IPv6Pass }))
 	r := report(t, ns, b, compile(t, nil))
-	expect(t, r, "redirect/outbound", "reaches port 16001, and should reach port 15001")
+	expect(t, r, "redirect/outbound", "reaches port 16001 instead of port 15001")
 	expect(t, r, "", "outbound IPv6 TCP to [2001:db8:77::7]:30123 from uid 10123, gid 10123 bypasses the proxy")
 }
 
@@ -102,7 +102,7 @@ func TestForeignRuleBeforeOursIsDetectedByPackets(t *testing.T) {
 	if len(r.Differences) > 0 {
 		t.Errorf("our rules are as they should be: %v", r.Differences)
 	}
-	expect(t, r, "", "inbound IPv4 TCP to port 30123 reaches port 8080, and should reach port 15006")
+	expect(t, r, "", "inbound IPv4 TCP to port 30123 reaches port 8080 instead of port 15006")
 }
 
 func TestMissingRoutingIsReportedWithConsequence(t *testing.T) {
@@ -122,7 +122,7 @@ func TestMissingRoutingIsReportedWithConsequence(t *testing.T) {
 		return fmt.Errorf("no rule for the mark among %v", rules)
 	})
 	r := report(t, ns, b, want)
-	expect(t, r, "packets marked 1337", "IPv4 TCP that the proxy passes on to the pod with the client's address does not get through")
+	expect(t, r, "packets marked 1337", "IPv4 TCP that the proxy forwards to the pod with the client's address does not arrive")
 }
 
 // Read back, everything is as it should be.
@@ -147,7 +147,7 @@ func TestRemovedMarksAreDetectedByPackets(t *testing.T) {
 		t.Errorf("our rules are as they should be: %v", r.Differences)
 	}
 	for _, family := range []string{"IPv4", "IPv6"} {
-		expect(t, r, "", family+" TCP that the proxy passes on to the pod with the client's address does not get through")
+		expect(t, r, "", family+" TCP that the proxy forwards to the pod with the client's address does not arrive")
 	}
 }
 
@@ -213,7 +213,7 @@ func TestMissingLoopbackAddressIsReported(t *testing.T) {
 		a, _ := netlink.ParseAddr("::6/128")
 		return h.AddrDel(lo, a)
 	})
-	expect(t, report(t, ns, b, want), "the address ::6/128 is missing on lo", "source ::6 does not get through")
+	expect(t, report(t, ns, b, want), "the address ::6/128 is missing on lo", "source ::6 does not arrive")
 }
 
 // The host's iptables puts the same rules in force by other means, legacy's beyond the reach of nftables.

@@ -11,14 +11,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/packettest"
 )
 
-// NotCaptured is the exit code of a validator that finds traffic not captured. Controllers that repair pods look for
-// it.
+// NotCaptured is the exit code of the validation if traffic is not captured. Controllers that repair pods check for it.
 const NotCaptured = 126
 
-// Validate verifies with packets alone that traffic is captured as the rule set defines, for an init container that
-// runs before the proxy. What it can verify depends on its privileges: with CAP_NET_ADMIN and CAP_NET_RAW everything,
-// without them only what sockets of the process's own user can show. Report.Captured returns an error if a packet
-// arrived at a wrong place or if nothing could be verified.
+// Validate verifies with packets only, without reading rules, that traffic is captured as the rule set defines. It is for
+// an init container that runs before the proxy. With CAP_NET_ADMIN and CAP_NET_RAW it sends all test packets. Without
+// them, it sends only packets that sockets of its own user can send and receive. Check the result with Report.Captured.
 func Validate(ctx context.Context, cfg Config) (*Report, error) {
 	began := time.Now()
 	cfg.Backend = nil
@@ -35,24 +33,25 @@ func Validate(ctx context.Context, cfg Config) (*Report, error) {
 	return r, nil
 }
 
-// Captured returns nil if the report proves that traffic is captured.
+// Captured returns nil if packets prove that traffic is captured. It returns an error if a packet did not arrive as
+// expected, or if no packet could be sent.
 func (r *Report) Captured() error {
 	if err := r.Err(); err != nil {
 		return err
 	}
 	if r.Proven() == 0 {
-		return &Mismatch{append([]string{"nothing could be proven"}, r.Unproven...)}
+		return &Mismatch{append([]string{"no test packet could be sent"}, r.Unproven...)}
 	}
 	return nil
 }
 
-// proveBySockets verifies what needs no privileges.
+// proveBySockets sends the test packets that need no privileges.
 func (r *Report) proveBySockets(ctx context.Context, cfg Config) error {
-	sockets, err := packettest.OpenSockets(cfg.lab(), capturePorts(cfg.Want))
+	sockets, err := packettest.OpenSockets(cfg.harness(), capturePorts(cfg.Want))
 	if err != nil {
 		return fmt.Errorf("send packets: %w", err)
 	}
-	at, err := labEndpoints(sockets)
+	at, err := harnessEndpoints(sockets)
 	if err != nil {
 		return errors.Join(err, sockets.Close())
 	}
@@ -67,7 +66,7 @@ func (r *Report) proveBySockets(ctx context.Context, cfg Config) error {
 	for i := range r.Proofs {
 		r.Proofs[i].judgeUnwatched(all[i])
 	}
-	r.Unproven = append(unprovenReasons(cfg.Want, r.Proofs), s.unverifiable()...) // replaces the reason why there is no harness
+	r.Unproven = append(unprovenReasons(cfg.Want, r.Proofs), s.unverifiable()...) // replaces the error of opening a harness
 	return errors.Join(err, sockets.Close())
 }
 
@@ -83,18 +82,19 @@ func capturePorts(rules *iptables.RuleSet) (all []uint16) {
 	return all
 }
 
-// judgeUnwatched completes the proof of a packet that arrived at none of the sockets. The kernel drops a packet for a
-// transparent proxy, because no socket may be opened for it. That it did not arrive elsewhere is the only sign of its
-// capture. A packet to the outside that should have been captured was sent there.
+// judgeUnwatched completes the proof of a packet that arrived at none of the sockets. If a transparent proxy should receive
+// it, the kernel drops it, because the proxy does not run and an unprivileged process cannot open a transparent socket. The
+// packet is then considered captured, because it did not arrive elsewhere. A packet to the outside that should be
+// redirected has left the namespace.
 func (p *Proof) judgeUnwatched(s sample) {
 	if p.Unproven != "" || p.got.end != iptables.Dropped && p.got.end != iptables.Refused {
 		return
 	}
 	switch {
 	case p.want.end == iptables.Transparent && p.got.end == iptables.Dropped:
-		p.OK, p.Consequence, p.Got = true, "", "kept for the transparent proxy"
+		p.OK, p.Consequence, p.Got = true, "", "dropped, because the transparent proxy does not run"
 	case p.want.end == iptables.Redirected && s.Interface != "lo":
-		p.Got = "not seen at that port"
+		p.Got = "not received at that port"
 		p.Consequence = p.Subject + " " + describeConsequence(p.Rule, p.want, outcome{end: iptables.Passes})
 	}
 }

@@ -120,7 +120,7 @@ func TestValidatorUsesItsPrivileges(t *testing.T) {
 		{name: "root", options: "transparent",
 			proves: []string{"inbound IPv4 TCP to port 30123 → the transparent proxy", "from uid 1337, gid 10123 → outside"}},
 		{name: "the proxy's user, transparent", options: "transparent", uid: 1337,
-			proves: []string{"IPv4 TCP to the pod's own address, port 30123, from uid 1337, gid 1337 → kept for the transparent proxy"}},
+			proves: []string{"IPv4 TCP to the pod's own address, port 30123, from uid 1337, gid 1337 → dropped, because the transparent proxy does not run"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

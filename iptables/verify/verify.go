@@ -1,5 +1,5 @@
-// Package verify verifies a namespace's redirection: it reads the rules from the kernel, compares them with the
-// expected rule set, and sends packets of every kind to see where they arrive.
+// Package verify verifies the redirection of a network namespace. It compares the kernel's rules with the expected rule
+// set, and sends test packets to check where they arrive.
 package verify
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/xtables"
 )
 
-// errRefused is the error of a socket whose connection was refused.
+// errRefused is the error of a rejected connection.
 const errRefused = syscall.ECONNREFUSED
 
 // Config configures a verification.
@@ -35,8 +35,8 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// Run verifies a namespace. The report contains all results; an error means that the verification could not be done.
-// Run leaves nothing behind, and processes of the namespace see none of its packets.
+// Run verifies a namespace. The report contains all differences; Run returns an error only if it cannot verify. It removes
+// everything that it created, and processes of the namespace do not receive test packets.
 func Run(ctx context.Context, cfg Config) (*Report, error) {
 	began := time.Now()
 	r := &Report{Families: cfg.Want.Families}
@@ -57,9 +57,9 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 func (r *Report) read(ctx context.Context, cfg Config) error {
 	in, err := cfg.Backend.Read(ctx)
 	if err != nil {
-		return fmt.Errorf("read what is in force: %w", err)
+		return fmt.Errorf("reading the installed rules: %w", err)
 	}
-	r.Backend = cfg.Backend.Name() // may be known only after Read
+	r.Backend = cfg.Backend.Name() // some backends know their name only after Read
 	if in.Rules != nil || len(cfg.Want.Chains) > 0 || len(in.Strange) > 0 {
 		r.Differences = iptables.Diff(cfg.Want, in)
 	}
@@ -83,7 +83,7 @@ func (r *Report) readForeign(ctx context.Context, cfg Config) (err error) {
 		return fmt.Errorf("reading the rules of other programs: %w", err)
 	}
 	for _, c := range r.foreign {
-		r.Notes = append(r.Notes, "rules of others see packets too: "+c.String())
+		r.Notes = append(r.Notes, "another program's rules apply too: "+c.String())
 	}
 	return nil
 }
@@ -98,9 +98,10 @@ type packetSender interface {
 	Close() error
 }
 
-// sendPackets sends packets through a harness. Without the permission to create one, it only records that in Unproven.
+// sendPackets sends the test packets through a harness. Without the permission to create one, it sends no packets and adds
+// the reason to Unproven.
 func (r *Report) sendPackets(ctx context.Context, cfg Config) error {
-	lab, err := packettest.Open(ctx, cfg.lab())
+	harness, err := packettest.Open(ctx, cfg.harness())
 	if errors.Is(err, packettest.ErrNotPermitted) {
 		r.Unproven = append(r.Unproven, "no packets were sent: "+err.Error())
 		return nil
@@ -108,16 +109,16 @@ func (r *Report) sendPackets(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("send packets: %w", err)
 	}
-	err = r.sendPacketsIn(ctx, cfg, lab)
-	return errors.Join(err, lab.Close())
+	err = r.sendPacketsIn(ctx, cfg, harness)
+	return errors.Join(err, harness.Close())
 }
 
-func (cfg *Config) lab() packettest.Config {
+func (cfg *Config) harness() packettest.Config {
 	v := transparentVerdict(cfg.Want)
 	return packettest.Config{NetNS: cfg.NetNS, Timeout: cfg.Timeout, Log: cfg.Log, TransparentMark: v.Mark, TransparentPort: v.Port}
 }
 
-// transparentVerdict returns the verdict that redirects to a transparent proxy, or the zero value if there is none.
+// transparentVerdict returns the verdict of the TPROXY rules, or the zero value if the rule set has none.
 func transparentVerdict(rules *iptables.RuleSet) (v iptables.Verdict) {
 	for _, chain := range rules.Chains {
 		for _, r := range chain.Rules {
@@ -129,8 +130,8 @@ func transparentVerdict(rules *iptables.RuleSet) (v iptables.Verdict) {
 	return v
 }
 
-func (r *Report) sendPacketsIn(ctx context.Context, cfg Config, lab packetSender) error {
-	at, err := labEndpoints(lab)
+func (r *Report) sendPacketsIn(ctx context.Context, cfg Config, harness packetSender) error {
+	at, err := harnessEndpoints(harness)
 	if err != nil {
 		return err
 	}
@@ -142,16 +143,16 @@ func (r *Report) sendPacketsIn(ctx context.Context, cfg Config, lab packetSender
 		return context.Cause(ctx)
 	}
 	if left > 0 {
-		r.Unproven = append(r.Unproven, fmt.Sprintf("%d rules are more than are tested with packets", left))
+		r.Unproven = append(r.Unproven, fmt.Sprintf("%d rules were not tested with packets: the limit for test packets was reached", left))
 	}
-	proofs, err := send(ctx, cfg.Want, lab, all)
+	proofs, err := send(ctx, cfg.Want, harness, all)
 	if err != nil {
 		return err
 	}
-	if err := retryFailed(ctx, cfg.Want, lab, all, proofs); err != nil {
+	if err := retryFailed(ctx, cfg.Want, harness, all, proofs); err != nil {
 		return err
 	}
-	zoned, err := s.proveZones(ctx, lab)
+	zoned, err := s.proveZones(ctx, harness)
 	if err != nil {
 		return err
 	}
@@ -161,38 +162,37 @@ func (r *Report) sendPacketsIn(ctx context.Context, cfg Config, lab packetSender
 	return nil
 }
 
-// uncapturedFamilies returns a note for each family in which the namespace has its own address but that the rules do
-// not handle.
+// uncapturedFamilies returns a note for each address family that the namespace uses but the rules do not handle.
 func uncapturedFamilies(want *iptables.RuleSet, at endpoints) (all []string) {
 	for _, f := range at.families() {
 		if want.Families&f == 0 && at.own[f] != at.near[f] {
-			all = append(all, fmt.Sprintf("%s traffic bypasses the proxy: the namespace has the address %s, and the rules are for %s alone", f, at.own[f], want.Families))
+			all = append(all, fmt.Sprintf("%s traffic bypasses the proxy: the namespace has the address %s, but the rules handle only %s", f, at.own[f], want.Families))
 		}
 	}
 	return all
 }
 
-func labEndpoints(lab packetSender) (endpoints, error) {
-	p := endpoints{link: lab.Link(), own: map[iptables.Families]netip.Addr{}, near: map[iptables.Families]netip.Addr{},
+func harnessEndpoints(harness packetSender) (endpoints, error) {
+	p := endpoints{link: harness.Link(), own: map[iptables.Families]netip.Addr{}, near: map[iptables.Families]netip.Addr{},
 		far: map[iptables.Families]netip.Addr{}}
-	for _, f := range lab.Families() {
-		own, err := lab.Addresses(f)
+	for _, f := range harness.Families() {
+		own, err := harness.Addresses(f)
 		if err != nil {
 			return p, err
 		}
 		p.own[f] = own[0]
-		p.near[f], p.far[f] = lab.Ends(f)
+		p.near[f], p.far[f] = harness.Ends(f)
 	}
 	return p, nil
 }
 
-// send sends the samples and compares their outcomes with the rules.
-func send(ctx context.Context, want *iptables.RuleSet, lab packetSender, all []sample) ([]Proof, error) {
+// send sends the samples and compares the outcome of each with the expected one.
+func send(ctx context.Context, want *iptables.RuleSet, harness packetSender, all []sample) ([]Proof, error) {
 	sent := make([]packettest.Packet, len(all))
 	for i, s := range all {
 		sent[i] = s.packet()
 	}
-	arrivals, err := lab.Send(ctx, sent)
+	arrivals, err := harness.Send(ctx, sent)
 	if err != nil {
 		return nil, fmt.Errorf("send packets: %w", err)
 	}
@@ -203,9 +203,9 @@ func send(ctx context.Context, want *iptables.RuleSet, lab packetSender, all []s
 	return proofs, nil
 }
 
-// retryFailed resends the packets that did not arrive as expected. A busy machine can cause a timeout, whereas a wrong
-// rule fails twice.
-func retryFailed(ctx context.Context, want *iptables.RuleSet, lab packetSender, all []sample, proofs []Proof) error {
+// retryFailed resends the packets that did not arrive as expected, and replaces their proofs. The first failure can be a
+// timeout on a busy machine.
+func retryFailed(ctx context.Context, want *iptables.RuleSet, harness packetSender, all []sample, proofs []Proof) error {
 	var failed []sample
 	var at []int
 	for i, p := range proofs {
@@ -216,7 +216,7 @@ func retryFailed(ctx context.Context, want *iptables.RuleSet, lab packetSender, 
 	if len(failed) == 0 {
 		return nil
 	}
-	second, err := send(ctx, want, lab, failed)
+	second, err := send(ctx, want, harness, failed)
 	for i, p := range second {
 		proofs[at[i]] = p
 	}
@@ -236,7 +236,8 @@ func (s *sample) packet() packettest.Packet {
 	return p
 }
 
-// unprovenReasons returns the distinct reasons why packets could not be sent, and the interfaces without test packets.
+// unprovenReasons returns the reasons why packets could not be sent, without duplicates, and the interfaces that rules name
+// but no test packet used.
 func unprovenReasons(want *iptables.RuleSet, proofs []Proof) (all []string) {
 	add := func(text string) {
 		if !slices.Contains(all, text) {
@@ -252,7 +253,7 @@ func unprovenReasons(want *iptables.RuleSet, proofs []Proof) (all []string) {
 		for _, r := range c.Rules {
 			for _, name := range []string{r.Match.InInterface, r.Match.OutInterface} {
 				if name != "" && name != "lo" && !slices.ContainsFunc(proofs, func(p Proof) bool { return p.via == name }) {
-					add("traffic of the interface " + name + ": no packets were sent as if they were its")
+					add("traffic of the interface " + name + ": no test packets were sent through it")
 				}
 			}
 		}
