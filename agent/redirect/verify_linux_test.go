@@ -168,7 +168,7 @@ func TestTraceShowsPacketsAsTheyAre(t *testing.T) {
 	cancel()
 	<-ended
 	if code != 0 || !strings.Contains(out, "outbound/localhost-ipv4") && !strings.Contains(out, "outbound/local-ipv4") ||
-		!strings.Contains(out, "→ arrives at 127.0.0.1:80 of this namespace, by lo") {
+		!strings.Contains(out, "→ arrives at 127.0.0.1:80 in this namespace, through lo") {
 		t.Errorf("exit code %d\n%s%s", code, out, said)
 	}
 }

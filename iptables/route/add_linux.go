@@ -11,10 +11,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// missingRouting returns the changes that add the rule and the route of a family unless they exist, in the order that
-// leftOver requires. The kernel detects existing ones when they are added. An equal foreign route is used. An equal
-// foreign rule is not: ours is added alongside, distinguished by its protocol, so that it remains when the other is
-// removed.
+// missingRouting returns the changes that add the rule and the route of a family: the rule first, as leftOver requires. If
+// an object exists, the kernel reports that when it is added. An equal route of another program is used. An equal rule of
+// another program is not used: our rule, with our protocol number, is added too, and remains if the other is removed.
 func (k *session) missingRouting(want *iptables.Routing, f family) []change {
 	what, rule := k.ruleChange(policyRule(want, f), f.name)
 	out := []change{k.addUnlessPresent(what, rule.undo, func(k *session) error { return k.addRule(want, f) },
@@ -24,8 +23,8 @@ func (k *session) missingRouting(want *iptables.Routing, f family) []change {
 		func(k *session) error { return k.hasRoute(want.Table, f) }))
 }
 
-// addUnlessPresent returns a change that adds something; its undo does nothing if nothing was added. same returns nil
-// if the existing object is suitable, or an error with the reason.
+// addUnlessPresent returns a change that adds an object. If an object exists, the change calls same, which returns an error
+// if that object is not suitable. The undo has an effect only if the change added the object.
 func (k *session) addUnlessPresent(what string, undo func() error, add, same func(*session) error) change {
 	added := false
 	return change{"add " + what,
@@ -51,12 +50,12 @@ func (k *session) addUnlessPresent(what string, undo func() error, add, same fun
 const (
 	rulePriority = 6
 	ruleMark     = 10
-	ruleSuppress = 14 // suppress routes with prefixes up to this length; none by default
+	ruleSuppress = 14 // the rule ignores routes with prefixes up to this length; by default, it uses all routes
 	ruleTable    = 15
 	ruleMask     = 16
 )
 
-// Actions of a rule (linux/fib_rules.h).
+// toTable is the action FR_ACT_TO_TBL of a policy rule (linux/fib_rules.h).
 const toTable = 1
 
 func (k *session) addRule(want *iptables.Routing, f family) error {
@@ -79,7 +78,7 @@ func (k *session) addRoute(table int, f family) error {
 	return explainRoute(err, table)
 }
 
-// hasRoute returns nil if the table's route is the wanted one.
+// hasRoute returns nil if the table has the wanted route, or an error.
 func (k *session) hasRoute(table int, f family) error {
 	routes, err := k.routes(table, f)
 	if err == nil && !hasRoute(routes) {
@@ -88,7 +87,8 @@ func (k *session) hasRoute(table int, f family) error {
 	return err
 }
 
-// hasRule returns nil if our wanted rule exists. The kernel regards a rule for other marks as the same rule.
+// hasRule returns nil if our wanted rule exists, or an error. The check is needed because the kernel also reports that the
+// rule exists if a rule for other marks does.
 func (k *session) hasRule(want *iptables.Routing, f family) error {
 	ours, err := k.ours(unix.RTM_GETRULE)
 	if err == nil && !slices.ContainsFunc(ours, func(o listed) bool { return int(o.data[0]) == f.number && isRule(o.data, want) }) {
@@ -101,7 +101,7 @@ func number(kind int, value uint32) []byte {
 	return nl.NewRtAttr(kind, binary.NativeEndian.AppendUint32(nil, value)).Serialize()
 }
 
-// isWanted reports whether all our rules and routes are wanted. It returns false for those that it does not recognise.
+// isWanted reports whether all listed objects are wanted. It returns false if it cannot decode one.
 func isWanted(ours []listed, want *iptables.Routing, of iptables.Families) bool {
 	rules := map[byte]bool{}
 	for _, o := range ours {
@@ -166,7 +166,7 @@ func isRoute(data []byte, table int) bool {
 	return int(data[4]) == table
 }
 
-// listed is a rule or a route as the kernel lists it, with a complete header.
+// listed is the netlink message of a policy rule or a route. Its header is complete.
 type listed struct {
 	kind uint16
 	data []byte

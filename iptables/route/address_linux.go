@@ -14,22 +14,21 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// ifaProto is IFA_PROTO of linux/if_addr.h (Linux 5.18), which the netlink library does not define. Older kernels
-// discard it.
+// ifaProto is the attribute IFA_PROTO of linux/if_addr.h (Linux 5.18). Older kernels ignore it.
 const ifaProto = 11
 
 // address is an address on lo.
 type address struct {
 	prefix    netip.Prefix
 	protocol  uint8
-	tentative bool // cannot be bound yet
+	tentative bool // duplicate address detection is not complete, so processes cannot bind the address
 }
 
 // addresses lists the addresses of lo.
 func (k *session) addresses() ([]address, error) {
 	out, err := retryDump(k.addressesOnce)
 	if err != nil {
-		return nil, fmt.Errorf("read the addresses of lo: %w", err)
+		return nil, fmt.Errorf("reading the addresses of lo: %w", err)
 	}
 	return out, nil
 }
@@ -82,7 +81,7 @@ func (k *session) change(kind, flags uint16, p netip.Prefix) error {
 	msg := nl.NewIfAddrmsg(family)
 	msg.Index, msg.Prefixlen = uint32(loopback), uint8(p.Bits())
 	if family == unix.AF_INET6 {
-		msg.Flags = unix.IFA_F_NODAD // lo needs no duplicate address detection, and Envoy could not bind the address until it ends
+		msg.Flags = unix.IFA_F_NODAD // without duplicate address detection, Envoy can bind the address sooner
 	}
 	ip := p.Addr().AsSlice()
 	parts := [][]byte{msg.Serialize(), nl.NewRtAttr(unix.IFA_LOCAL, ip).Serialize(), nl.NewRtAttr(unix.IFA_ADDRESS, ip).Serialize()}
@@ -96,8 +95,8 @@ func (k *session) change(kind, flags uint16, p netip.Prefix) error {
 	return err
 }
 
-// disabledIPv6 is the cause if the kernel refuses both an IPv6 address and an IPv6 route.
-const disabledIPv6 = "IPv6 is disabled on lo (sysctl net.ipv6.conf.lo.disable_ipv6), so the proxy cannot take it; leave IPv6 out (--ipv6 pass, and no --dual-stack)"
+// disabledIPv6 is the text for the case that the kernel rejects both an IPv6 address and an IPv6 route.
+const disabledIPv6 = "IPv6 is disabled on lo (sysctl net.ipv6.conf.lo.disable_ipv6), so it cannot be captured; enable it, or use --ipv6 pass without --dual-stack"
 
 func (k *session) addAddress(p netip.Prefix) error {
 	return k.change(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, p)
@@ -105,17 +104,18 @@ func (k *session) addAddress(p netip.Prefix) error {
 
 func (k *session) deleteAddress(p netip.Prefix) error { return k.change(unix.RTM_DELADDR, 0, p) }
 
-// surplusAddress returns the change that removes an address.
+// surplusAddress returns the change that removes an address from lo.
 func (k *session) surplusAddress(p netip.Prefix) change {
-	return change{fmt.Sprintf("remove the address %s on lo", p),
+	return change{fmt.Sprintf("remove the address %s from lo", p),
 		func() error { return k.withConnection(func(k *session) error { return k.deleteAddress(p) }) },
 		func() error { return k.withConnection(func(k *session) error { return k.addAddress(p) }) }}
 }
 
-// missingAddress returns the change that adds an address unless it exists, which the kernel detects.
+// missingAddress returns the change that adds an address to lo. If the address exists, the kernel reports that, and the
+// change has no effect.
 func (k *session) missingAddress(p netip.Prefix) change {
 	added := false
-	return change{"add the address " + p.String() + " on lo",
+	return change{"add the address " + p.String() + " to lo",
 		func() error {
 			return k.withConnection(func(k *session) error {
 				err := k.addAddress(p)
@@ -152,7 +152,7 @@ func (k *session) surplusAddresses(wanted map[netip.Prefix]bool) ([]change, erro
 	return out, err
 }
 
-// oursOf returns the addresses that Add added, and whether one of them is tentative.
+// oursOf returns the addresses with our protocol number. pending reports that one of them is tentative.
 func oursOf(have []address) (ours []netip.Prefix, pending bool) {
 	for _, a := range have {
 		if a.protocol == Protocol {
@@ -163,11 +163,11 @@ func oursOf(have []address) (ours []netip.Prefix, pending bool) {
 	return ours, pending
 }
 
-// maxAddressWait limits the wait for tentative addresses; the kernel needs less than a millisecond on an idle processor.
+// maxAddressWait is the timeout of waitForAddresses. On an idle machine, the kernel needs less than a millisecond.
 const maxAddressWait = 50 * time.Millisecond
 
-// waitForAddresses returns our addresses after the kernel has finished adding them. A new IPv6 address is tentative for
-// a short time, in which the proxy cannot bind it.
+// waitForAddresses waits until none of our addresses is tentative, at most maxAddressWait, and returns them. A process
+// cannot bind a tentative address.
 func (k *session) waitForAddresses() ([]netip.Prefix, error) {
 	end := time.Now().Add(maxAddressWait)
 	for pause := 50 * time.Microsecond; ; pause *= 2 {
@@ -180,7 +180,7 @@ func (k *session) waitForAddresses() ([]netip.Prefix, error) {
 	}
 }
 
-// isUp reports whether lo is up. Addresses of an interface that is down stay tentative.
+// isUp reports whether lo is up. If it is down, its addresses remain tentative.
 func (k *session) isUp() bool {
 	ask := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	ask.Index = loopback

@@ -12,11 +12,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// maxSources limits the source addresses for which routes are queried.
+// maxSources is the maximum number of source addresses for which routes are queried.
 const maxSources = 8
 
-// misroutedMarks queries the route of a marked packet. A rule before ours, or another route in our table, would send
-// replies past the proxy although our rules and routes exist.
+// misroutedMarks queries the kernel's route for packets with our mark. It returns a text for each reason why such packets
+// bypass the proxy: other routes in our table, or a policy rule of another program before ours.
 func (k *session) misroutedMarks(found *iptables.Routing, f family) (words []string, err error) {
 	routes, err := k.routes(found.Table, f)
 	if err != nil {
@@ -28,14 +28,14 @@ func (k *session) misroutedMarks(found *iptables.Routing, f family) (words []str
 			if r.Dst != nil {
 				to = r.Dst.String()
 			}
-			words = append(words, fmt.Sprintf("%s: table %d has another route too, to %s: remove it, or name a free table (--istio-inbound-tproxy-route-table)", f.name, found.Table, to))
+			words = append(words, fmt.Sprintf("%s: table %d also has a route to %s: remove it, or use a free table (--istio-inbound-tproxy-route-table)", f.name, found.Table, to))
 		}
 	}
 	own, err := k.ownAddresses(f)
 	if err != nil {
 		return nil, err
 	}
-	client := net.ParseIP("203.0.113.77") // an example: any address outside the namespace works
+	client := net.ParseIP("203.0.113.77") // any address outside the namespace
 	if f.number == unix.AF_INET6 {
 		client = net.ParseIP("2001:db8:77::7")
 	}
@@ -48,7 +48,7 @@ func (k *session) misroutedMarks(found *iptables.Routing, f family) (words []str
 		if err == nil && len(to) > 0 && to[0].Type == unix.RTN_LOCAL && to[0].LinkIndex == loopback {
 			continue
 		}
-		return append(words, fmt.Sprintf("%s: a packet marked %d%s does not go to the proxy, but %s: another policy rule comes before rule %d (ip rule)",
+		return append(words, fmt.Sprintf("%s: a packet marked %d%s is not routed to the proxy, but %s: a policy rule precedes rule %d (see ip rule)",
 			f.name, found.Mark, sourceText(source), routeOf(to, err), found.Priority)), nil
 	}
 	return words, nil
@@ -63,12 +63,12 @@ func sourceText(source net.IP) string {
 
 func routeOf(to []netlink.Route, err error) string {
 	if err != nil || len(to) == 0 {
-		return fmt.Sprintf("nowhere (%v)", err)
+		return fmt.Sprintf("has no route (%v)", err)
 	}
 	return fmt.Sprintf("to interface %d", to[0].LinkIndex)
 }
 
-// ownAddresses returns addresses of the namespace from which replies are sent.
+// ownAddresses returns up to maxSources addresses of the namespace, as source addresses of replies.
 func (k *session) ownAddresses(f family) (all []net.IP, err error) {
 	h, err := k.handle()
 	if err != nil {
@@ -76,7 +76,7 @@ func (k *session) ownAddresses(f family) (all []net.IP, err error) {
 	}
 	have, err := retryDump(func() ([]netlink.Addr, error) { return h.AddrList(nil, f.number) })
 	if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EOPNOTSUPP) {
-		return nil, fmt.Errorf("read the %s addresses: %w", f.name, err)
+		return nil, fmt.Errorf("reading the %s addresses: %w", f.name, err)
 	}
 	for _, a := range have {
 		ip, ok := netip.AddrFromSlice(a.IP)

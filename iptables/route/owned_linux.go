@@ -10,8 +10,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/nlsocket"
 )
 
-// Where the kernel stores the protocol of a rule and of a route: in an attribute (FRA_PROTOCOL of linux/fib_rules.h),
-// and in a byte of struct rtmsg. Both headers have the same size.
+// The position of the protocol number: for a rule, it is the attribute FRA_PROTOCOL (linux/fib_rules.h); for a route, a
+// byte of struct rtmsg. Both messages have headers of the same size.
 const (
 	headerSize     = unix.SizeofRtMsg
 	ruleProtocol   = 21
@@ -19,8 +19,7 @@ const (
 	protocolOfNone = 0
 )
 
-// ours lists the objects of the kinds, of both families, that have our protocol number. Most namespaces have none and
-// need no further queries.
+// ours lists the objects of the kinds (rules, routes) with our protocol number, of both address families.
 func (k *session) ours(kinds ...uint16) (out []listed, err error) {
 	for _, kind := range kinds {
 		all, err := k.list(kind)
@@ -36,9 +35,9 @@ func (k *session) ours(kinds ...uint16) (out []listed, err error) {
 	return out, nil
 }
 
-// leftOver lists our rules and routes. A route is added after its rule and removed before it. It exists alone only if
-// another program removed the rule, and is then unused. Without rules, routes are therefore listed only if nothing may
-// remain.
+// leftOver lists our rules and routes. If we have no rules, it lists routes only if nothingStays is set, to save a query:
+// a route is added after its rule and removed before it. A route without a rule exists only if another program removed the
+// rule, and has no effect.
 func (k *session) leftOver(nothingStays bool) ([]listed, error) {
 	rules, err := k.ours(unix.RTM_GETRULE)
 	if err != nil || len(rules) == 0 && !nothingStays {
@@ -48,7 +47,7 @@ func (k *session) leftOver(nothingStays bool) ([]listed, error) {
 	return append(rules, routes...), err
 }
 
-// list lists the namespace's objects of the kind; none if the kernel has no policy routing.
+// list lists the namespace's objects of the kind. If the kernel does not support policy routing, the list is empty.
 func (k *session) list(kind uint16) (out []listed, err error) {
 	all, err := retryDump(func() ([]nlsocket.Reply, error) {
 		return k.Request(kind, unix.NLM_F_DUMP, make([]byte, headerSize))
@@ -57,7 +56,7 @@ func (k *session) list(kind uint16) (out []listed, err error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read policy rules and routes: %w", err)
+		return nil, fmt.Errorf("reading policy rules and routes: %w", err)
 	}
 	for _, r := range all {
 		if len(r.Data) >= headerSize {

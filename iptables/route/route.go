@@ -1,6 +1,6 @@
-// Package route adds to a network namespace what transparent proxying needs in addition to rules: policy rules and
-// routes that deliver marked packets to the local host, and loopback addresses. Its objects are identified by a
-// protocol number of their own. Equal objects that existed before are not touched.
+// Package route manages the policy routing of a network namespace for TPROXY: policy rules and routes that deliver marked
+// packets to the local host, and addresses of lo. It recognizes its objects by a protocol number that other programs do not
+// use. It does not change objects of other programs.
 package route
 
 import (
@@ -8,25 +8,25 @@ import (
 	"fmt"
 )
 
-// Protocol marks our rules, routes and addresses: "ip rule show" prints "proto 80". The number is not in
-// /etc/iproute2/rt_protos, and no other program is known to use it.
+// Protocol is the protocol number of our rules, routes and addresses. "ip rule show" prints it as "proto 80". The number is
+// not in /etc/iproute2/rt_protos.
 const Protocol = 80
 
 // Config configures Routes.
 type Config struct {
-	// NetNS is a descriptor of the network namespace, which must stay open as long as Routes are used; 0 or less
-	// selects the calling thread's.
+	// NetNS is a file descriptor of the network namespace. It must remain open while Routes is used. 0 or less selects the
+	// calling thread's namespace.
 	NetNS int
-	// Disabled disables all changes and reads.
+	// Disabled makes all methods return without an effect.
 	Disabled bool
-	// Inject is for tests. It is called before each step; an error makes the step fail.
+	// Inject is for tests. It is called before each change; if it returns an error, the change fails.
 	Inject func(step string) error
 }
 
-// Undo reverts the changes. It is never nil and must be called at most once.
+// Undo reverts changes. The methods of Routes never return a nil Undo. Call it at most once.
 type Undo func() error
 
-// change is a step with its inverse.
+// change is one change of the kernel's state, with the function that reverts it.
 type change struct {
 	what     string
 	do, undo func() error
@@ -39,7 +39,7 @@ func run(changes []change, inject func(string) error) (Undo, error) {
 		var errs []error
 		for i := done - 1; i >= 0; i-- {
 			if err := changes[i].undo(); err != nil {
-				errs = append(errs, fmt.Errorf("take back: %s: %w", changes[i].what, err))
+				errs = append(errs, fmt.Errorf("reverting %q: %w", changes[i].what, err))
 			}
 		}
 		return errors.Join(errs...)

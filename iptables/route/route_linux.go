@@ -20,20 +20,20 @@ import (
 // Routes manages the routing of one namespace. It is not safe for concurrent use.
 type Routes struct {
 	cfg  Config
-	turn *namespace.Lock // nil: each call opens its own sockets
+	turn *namespace.Lock // held by the caller; nil if each call enters the namespace itself
 }
 
 // New returns the Routes of a namespace.
 func New(cfg Config) *Routes { return &Routes{cfg: cfg} }
 
-// WithLock returns Routes that work under a namespace lock that the caller holds.
+// WithLock returns a Routes that uses a namespace lock that the caller holds.
 func (r *Routes) WithLock(t *namespace.Lock) *Routes { return &Routes{cfg: r.cfg, turn: t} }
 
 // loopback is the index of lo, the first interface of every namespace.
 const loopback = 1
 
-// session is a connection for rules, routes and addresses. The library's connection, for rare requests, is opened on
-// first use.
+// session is a netlink connection for rules, routes and addresses. Rare requests use the netlink library, whose connection
+// is opened on first use.
 type session struct {
 	*nlsocket.Socket
 	origin  *Routes
@@ -53,7 +53,7 @@ func (r *Routes) open() (*session, error) {
 		})
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open a netlink socket to routing: %w", err)
+		return nil, fmt.Errorf("opening a netlink socket for routing: %w", err)
 	}
 	return s, nil
 }
@@ -68,7 +68,7 @@ func (s *session) close() {
 	}
 }
 
-// handle returns the library's connection.
+// handle returns the netlink library's connection.
 func (s *session) handle() (_ *netlink.Handle, err error) {
 	if s.library != nil {
 		return s.library, nil
@@ -79,12 +79,12 @@ func (s *session) handle() (_ *netlink.Handle, err error) {
 		s.library, err = netlink.NewHandle(unix.NETLINK_ROUTE)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open a netlink socket to routing: %w", err)
+		return nil, fmt.Errorf("opening a netlink socket for routing: %w", err)
 	}
 	return s.library, nil
 }
 
-// family is an address family in the kernel's terms.
+// family is an address family with the kernel's number for it.
 type family struct {
 	name   string
 	number int
@@ -102,7 +102,7 @@ func families(f iptables.Families) []family {
 	return out
 }
 
-// steeredFamilies returns the families whose marked packets are delivered to the local host.
+// steeredFamilies returns the families that need a policy rule and a route.
 func steeredFamilies(want *iptables.Routing, of iptables.Families) []family {
 	if want.Mark == 0 {
 		return nil
@@ -110,7 +110,7 @@ func steeredFamilies(want *iptables.Routing, of iptables.Families) []family {
 	return families(of)
 }
 
-// Add adds what is missing for transparent proxying of the families; nothing if want is nil.
+// Add adds the wanted rules, routes and addresses of the families that do not exist. If want is nil, it adds nothing.
 func (r *Routes) Add(want *iptables.Routing, of iptables.Families) (Undo, error) {
 	if want == nil || r.cfg.Disabled {
 		return run(nil, nil)
@@ -127,7 +127,7 @@ func (r *Routes) Add(want *iptables.Routing, of iptables.Families) (Undo, error)
 	return r.run(append(changes, k.missingAddresses(want.LoopbackAddresses, of)...))
 }
 
-// Prune removes our objects that are not wanted, or all of ours if want is nil.
+// Prune removes our objects that are not wanted. If want is nil, it removes all our objects.
 func (r *Routes) Prune(want *iptables.Routing, of iptables.Families) (Undo, error) {
 	if r.cfg.Disabled {
 		return run(nil, nil)
@@ -164,7 +164,7 @@ func (r *Routes) Prune(want *iptables.Routing, of iptables.Families) (Undo, erro
 	return r.run(append(changes, more...))
 }
 
-// run makes changes; a later undo opens the namespace itself.
+// run makes the changes. The returned undo enters the namespace again.
 func (r *Routes) run(changes []change) (Undo, error) {
 	return run(changes, r.cfg.Inject)
 }
@@ -176,7 +176,7 @@ func familyBit(f family) iptables.Families {
 	return iptables.IPv6
 }
 
-// withConnection calls f with the connection, or with a new one if it is closed, as it is for an undo.
+// withConnection calls f with the session. If the session is closed, as during an undo, it opens a new one.
 func (k *session) withConnection(f func(*session) error) error {
 	if !k.closed {
 		return f(k)
@@ -189,7 +189,7 @@ func (k *session) withConnection(f func(*session) error) error {
 	return f(fresh)
 }
 
-// withLibrary adapts a function that uses the library's connection.
+// withLibrary adapts a function that uses the netlink library's connection.
 func withLibrary(f func(*netlink.Handle) error) func(*session) error {
 	return func(k *session) error {
 		h, err := k.handle()
@@ -200,12 +200,12 @@ func withLibrary(f func(*netlink.Handle) error) func(*session) error {
 	}
 }
 
-// toggle returns a change that adds something, and whose undo deletes it.
+// toggle returns a change that adds an object, and whose undo deletes it.
 func (k *session) toggle(what string, add, del func(*session) error) change {
 	return change{"add " + what, func() error { return k.withConnection(add) }, func() error { return k.withConnection(del) }}
 }
 
-// reverse returns the inverse change.
+// reverse returns the inverse change: its undo is c.
 func (c change) reverse(what string) change {
 	return change{"remove " + what, c.undo, c.do}
 }
@@ -239,16 +239,16 @@ func (k *session) routeChange(route *netlink.Route, name string) (string, change
 func explainRoute(err error, table int) error {
 	switch {
 	case errors.Is(err, unix.EEXIST):
-		return fmt.Errorf("%w: table %d has a default route of somebody else's; name a free table (--istio-inbound-tproxy-route-table)", err, table)
+		return fmt.Errorf("%w: table %d already has a default route of another program; use a free table (--istio-inbound-tproxy-route-table)", err, table)
 	case errors.Is(err, unix.ENETDOWN), errors.Is(err, unix.ENETUNREACH):
-		return fmt.Errorf("%w: the interface lo is down in this network namespace (ip link set lo up)", err)
-	case errors.Is(err, unix.EACCES): // for a missing capability the kernel returns EPERM
+		return fmt.Errorf("%w: the interface lo is down in this network namespace; set it up (ip link set lo up)", err)
+	case errors.Is(err, unix.EACCES): // a missing capability would cause EPERM
 		return fmt.Errorf("%w: %s", err, disabledIPv6)
 	}
 	return err
 }
 
-// surplusRouting returns the changes that remove our unwanted routes and rules, in the order that leftOver requires.
+// surplusRouting returns the changes that remove our unwanted routes and rules: routes first, as leftOver requires.
 func (k *session) surplusRouting(want *iptables.Routing, f family, keep bool) ([]change, error) {
 	rules, err := k.rules(f)
 	if err != nil {
@@ -284,7 +284,7 @@ func matches(r netlink.Rule, want *iptables.Routing) bool {
 	return r.Priority == want.Priority && r.Table == want.Table && r.Mark == want.Mark && selectsMarkAlone(r)
 }
 
-// selectsMarkAlone reports whether the only condition of the rule is a whole mark.
+// selectsMarkAlone reports whether the rule's only condition is a mark without a mask.
 func selectsMarkAlone(r netlink.Rule) bool {
 	return (r.Mask == nil || *r.Mask == ^uint32(0)) && r.Src == nil && r.Dst == nil && r.IifName == "" && r.OifName == "" &&
 		!r.Invert && r.Tos == 0 && r.IPProto == 0 && r.Sport == nil && r.Dport == nil && r.UIDRange == nil
@@ -328,10 +328,10 @@ func (k *session) rules(f family) ([]netlink.Rule, error) {
 	}
 	rules, err := retryDump(func() ([]netlink.Rule, error) { return h.RuleList(f.number) })
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
-		return nil, nil // the kernel lacks IPv6 or policy routing; adding will report it
+		return nil, nil // the kernel does not support IPv6 or policy routing; adding a rule reports that
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the %s policy rules: %w", f.name, err)
+		return nil, fmt.Errorf("reading the %s policy rules: %w", f.name, err)
 	}
 	return rules, nil
 }
@@ -349,13 +349,13 @@ func (k *session) routes(table int, f family) ([]netlink.Route, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the %s routes: %w", f.name, err)
+		return nil, fmt.Errorf("reading the %s routes: %w", f.name, err)
 	}
 	return routes, nil
 }
 
-// SetRouting sets the installed routing: everything that transparent proxying needs, or nil. Our routing that is
-// incomplete, differs between families, or lacks rules is reported as strange.
+// SetRouting reads our routing from the kernel, and sets in.Rules.Routing to it. If our routing is incomplete, differs
+// between families, or exists without rules, SetRouting adds a text to in.Strange.
 func (r *Routes) SetRouting(in *iptables.Installed) error {
 	if r.cfg.Disabled {
 		return nil
@@ -377,13 +377,13 @@ func (r *Routes) SetRouting(in *iptables.Installed) error {
 	if in.Rules != nil {
 		in.Rules.Routing = routing
 	} else if routing != nil {
-		in.Strange = append(in.Strange, fmt.Sprintf("routing without rules: %+v", *routing))
+		in.Strange = append(in.Strange, fmt.Sprintf("routing without redirection rules: %+v", *routing))
 	}
 	return nil
 }
 
-// readAll reads our routing of the families. If there are rules, it also reads the address that they need, even if
-// another program added it.
+// readAll reads our routing of the families. If rules is set, it also accepts an address PassthroughIPv6 that another
+// program added.
 func (k *session) readAll(of iptables.Families, rules bool) (*iptables.Routing, []string, error) {
 	var found []*iptables.Routing
 	var words []string
@@ -412,7 +412,7 @@ func (k *session) readAll(of iptables.Families, rules bool) (*iptables.Routing, 
 		addresses = append(addresses, iptables.PassthroughIPv6)
 	}
 	if len(words) == 0 && anyOf(found) && commonRouting(found) == nil {
-		words = append(words, "the families' policy rules and routes are not alike")
+		words = append(words, "the policy rules and routes of IPv4 and IPv6 differ")
 	}
 	routing := commonRouting(found)
 	if routing == nil && len(addresses) > 0 {
@@ -433,7 +433,7 @@ func anyOf(list []*iptables.Routing) bool {
 	return false
 }
 
-// commonRouting returns the routing if it is the same for all families, or nil.
+// commonRouting returns the routing if all families have the same one. Otherwise it returns nil.
 func commonRouting(list []*iptables.Routing) *iptables.Routing {
 	for _, r := range list {
 		if r == nil || list[0] == nil || r.Mark != list[0].Mark || r.Table != list[0].Table || r.Priority != list[0].Priority {
@@ -446,7 +446,7 @@ func commonRouting(list []*iptables.Routing) *iptables.Routing {
 	return list[0]
 }
 
-// read returns our rule of a family, and its route.
+// read returns our rule of a family with its route, and texts that describe faults of them.
 func (k *session) read(f family) (*iptables.Routing, []string, error) {
 	rules, err := k.rules(f)
 	if err != nil {
@@ -466,7 +466,7 @@ func (k *session) read(f family) (*iptables.Routing, []string, error) {
 		case !selectsMarkAlone(r) || out != nil:
 			words = append(words, fmt.Sprintf("%s: %s", f.name, r.String()))
 		case !hasRoute(routes):
-			words = append(words, fmt.Sprintf("%s: table %d has no local default route, though rule %d leads there", f.name, r.Table, r.Priority))
+			words = append(words, fmt.Sprintf("%s: table %d has no local default route, but rule %d refers to it", f.name, r.Table, r.Priority))
 		default:
 			out = found
 		}

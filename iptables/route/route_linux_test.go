@@ -236,10 +236,10 @@ func TestIncompleteRoutingIsReported(t *testing.T) {
 
 func TestMisroutedMarkedPacketsAreReported(t *testing.T) {
 	for name, one := range map[string]struct{ script, told string }{
-		"a rule before ours":                   {`ip rule add fwmark 0x539 lookup 99 priority 100; ip route add default dev eth0 table 99`, "another policy rule comes before rule 1337"},
-		"a rule before ours for one address":   {`ip rule add from 10.1.0.1 lookup 99 priority 100; ip route add default dev eth0 table 99`, "another policy rule comes before rule 1337"},
-		"a route beside ours":                  {`ip route add 10.2.0.0/16 dev eth0 table 133`, "another route too, to 10.2.0.0/16: remove it"},
-		"a rule before ours, of the family v6": {`ip -6 rule add fwmark 0x539 lookup 99 priority 100; ip -6 route add default dev eth0 table 99`, "another policy rule comes before rule 1337"},
+		"a rule before ours":                   {`ip rule add fwmark 0x539 lookup 99 priority 100; ip route add default dev eth0 table 99`, "a policy rule precedes rule 1337"},
+		"a rule before ours for one address":   {`ip rule add from 10.1.0.1 lookup 99 priority 100; ip route add default dev eth0 table 99`, "a policy rule precedes rule 1337"},
+		"a route beside ours":                  {`ip route add 10.2.0.0/16 dev eth0 table 133`, "also has a route to 10.2.0.0/16: remove it"},
+		"a rule before ours, of the family v6": {`ip -6 rule add fwmark 0x539 lookup 99 priority 100; ip -6 route add default dev eth0 table 99`, "a policy rule precedes rule 1337"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := testns.New(t)

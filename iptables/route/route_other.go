@@ -12,9 +12,9 @@ import (
 // Routes is not available on this system.
 type Routes struct{}
 
-var errLinux = errors.New("policy routing is of Linux")
+var errLinux = errors.New("policy routing is supported on Linux only")
 
-// New returns Routes whose methods fail.
+// New returns a Routes whose methods always fail.
 func New(Config) *Routes { return &Routes{} }
 
 // WithLock returns r.

@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Names of the trace table and its chains.
+// Names of the nftables table that enables tracing, and of its chains.
 const (
 	traceTable  = "pilotfish_trace"
 	chainSent   = "sent"
@@ -22,7 +22,7 @@ const (
 // quietPeriod is the time without messages after which a packet's trace is complete.
 const quietPeriod = 50 * time.Millisecond
 
-// Limits of the packets in progress, and of the steps per packet.
+// Limits of the number of packets in progress, and of the steps per packet.
 const (
 	maxTraces = 1000
 	maxSteps  = 200
@@ -35,7 +35,7 @@ type ruleKey struct {
 	handle       uint64
 }
 
-// assembler assembles the kernel's messages into packets.
+// assembler groups the kernel's trace messages by packet.
 type assembler struct {
 	names      map[ruleKey]string     // rule comments
 	rules      map[string]ruleInChain // our rules, by ID
@@ -53,7 +53,7 @@ type ruleInChain struct {
 type packetTrace struct {
 	Packet
 	last time.Time
-	// looped has the headers with which the packet left through lo, until it arrives there.
+	// looped holds the headers of a packet that was sent on lo, until it is received on lo.
 	looped   headers
 	reported bool
 }
@@ -71,7 +71,7 @@ func newAssembler(rules *iptables.RuleSet, names map[ruleKey]string, interfaces 
 	return g
 }
 
-// addMessage processes one trace message.
+// addMessage adds one trace message to its packet.
 func (g *assembler) addMessage(m message) {
 	w := g.findOrCreate(m)
 	if w == nil {
@@ -81,16 +81,16 @@ func (g *assembler) addMessage(m message) {
 	switch {
 	case m.table == traceTable && m.headers.known:
 		w.recordEnd(m, g.interfaces)
-	case m.table == traceTable || m.handle == 0 && m.kind != kindPolicy: // the end of a chain
+	case m.table == traceTable || m.handle == 0 && m.kind != kindPolicy: // a message of our trace rules, or the end of a chain: not a step
 	case m.kind == kindRule && len(w.Steps) < maxSteps:
 		w.addStep(g.ruleStep(m))
 	case m.kind == kindPolicy && m.policy == verdictDrop:
-		w.addStep(Step{Table: m.table, Chain: m.chain, Rule: "the chain's policy", Foreign: true, Verdict: "drop", Mark: m.mark})
+		w.addStep(Step{Table: m.table, Chain: m.chain, Rule: "policy of the chain", Foreign: true, Verdict: "drop", Mark: m.mark})
 	}
 }
 
-// findOrCreate returns the packet that the message refers to, and creates it if necessary. It returns nil for packets
-// that are not followed.
+// findOrCreate returns the packet of the message's trace ID, and creates it if necessary. It returns nil if the message has
+// no packet headers or maxTraces is reached.
 func (g *assembler) findOrCreate(m message) *packetTrace {
 	if w := g.traces[m.id]; w != nil {
 		return w
@@ -98,7 +98,7 @@ func (g *assembler) findOrCreate(m message) *packetTrace {
 	if !m.headers.known || len(g.traces) >= maxTraces {
 		return nil
 	}
-	// A packet that arrives through lo has another trace ID than when it left.
+	// When a packet that was sent on lo is received there, it has a new trace ID. The headers identify it.
 	for _, w := range g.traces {
 		if m.in != 0 && w.looped == m.headers {
 			w.looped = headers{}
@@ -122,22 +122,23 @@ func (w *packetTrace) addStep(s Step) {
 	}
 }
 
-// recordEnd records where the packet ends up. Its addresses are those after all translation.
+// recordEnd records where the packet is delivered. The addresses in the message are those after NAT.
 func (w *packetTrace) recordEnd(m message, interfaces func(uint32) string) {
 	switch {
 	case m.chain == chainArrive:
-		w.End = fmt.Sprintf("arrives at %s of this namespace, by %s", m.headers.to, interfaces(m.in))
+		w.End = fmt.Sprintf("arrives at %s in this namespace, through %s", m.headers.to, interfaces(m.in))
 		if m.mark != 0 {
 			w.End += fmt.Sprintf(", with mark %d", m.mark)
 		}
 	case m.chain == chainLeave && interfaces(m.out) == "lo":
 		w.looped = m.headers
 	case m.chain == chainLeave:
-		w.End = fmt.Sprintf("leaves by %s to %s", interfaces(m.out), m.headers.to)
+		w.End = fmt.Sprintf("leaves through %s to %s", interfaces(m.out), m.headers.to)
 	}
 }
 
-// ruleStep returns the step of a rule. For our own rules it uses the names of the rule set.
+// ruleStep returns the step for a message about a matching rule. If the rule set contains the rule, the step has its ID,
+// chain and reason from the rule set.
 func (g *assembler) ruleStep(m message) Step {
 	s := Step{Table: m.table, Chain: m.chain, Mark: m.mark, Verdict: verdictName(m)}
 	id := g.names[ruleKey{m.family, m.table, m.chain, m.handle}]
@@ -163,7 +164,7 @@ func verdictName(m message) string {
 	case verdictReturn:
 		return "return"
 	}
-	return "on"
+	return "continue"
 }
 
 func protocolName(n byte) string {
@@ -176,17 +177,17 @@ func protocolName(n byte) string {
 	return fmt.Sprintf("protocol %d", n)
 }
 
-// removeFinished removes and returns the packets without messages for quietPeriod, or all packets, in the order of
-// their arrival. The caller must have processed all messages received before the time by.
+// removeFinished removes and returns the packets that had no message for quietPeriod before the time by, or all packets.
+// They are in the order of their first message. The caller must have processed all messages received before by.
 func (g *assembler) removeFinished(by time.Time, all bool) []Packet {
 	var done []Packet
 	for id, w := range g.traces {
-		unfinished := "the kernel reports no further steps: something other than a rule consumed the packet, or it was lost"
+		unfinished := "unknown: the kernel reported no further steps, because it dropped the packet without a rule, or messages were lost"
 		if by.Sub(w.last) < quietPeriod {
 			if !all {
 				continue
 			}
-			unfinished = "the trace ended before the kernel reported further steps"
+			unfinished = "unknown: the trace ended before the kernel reported further steps"
 		}
 		delete(g.traces, id)
 		if !w.reported {

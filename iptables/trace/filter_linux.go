@@ -14,13 +14,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/ownedtable"
 )
 
-// Chain priorities: before and after all other chains.
+// Chain priorities: before, or after, the chains of all other programs.
 const (
 	before = nftables.ChainPriority(-350)
 	after  = nftables.ChainPriority(350)
 )
 
-// perSecond is the maximum number of packets traced per second and rule.
+// perSecond is the maximum number of packets that each rule selects per second.
 const perSecond = 100
 
 // selector is the nftables table whose rules enable tracing for packets.
@@ -29,14 +29,14 @@ type selector struct {
 	table *nftables.Table
 }
 
-// newSelector must be called on a thread in the namespace.
+// newSelector installs the table. It must be called on a thread in the namespace.
 func newSelector(f Filter) (*selector, error) {
 	conn, table, err := ownedtable.Table(traceTable)
-	if errors.Is(err, unix.EPERM) { // not a missing privilege: without it, listing the rules fails earlier
-		return nil, errors.New("another trace runs in this namespace: wait for its end, or stop it")
+	if errors.Is(err, unix.EPERM) { // the table of another trace exists; a missing privilege has already failed the listing of rules
+		return nil, errors.New("another trace runs in this namespace: wait until it ends, or stop it")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("selecting packets to trace with nftables: %w", err)
+		return nil, fmt.Errorf("creating the nftables table for the trace: %w", err)
 	}
 	s := &selector{conn, table}
 	for _, c := range []struct {
@@ -55,14 +55,14 @@ func newSelector(f Filter) (*selector, error) {
 		}
 	}
 	if err := conn.Flush(); err != nil {
-		return nil, errors.Join(fmt.Errorf("selecting packets to trace with nftables: %w", err), s.Close())
+		return nil, errors.Join(fmt.Errorf("adding the nftables rules for the trace: %w", err), s.Close())
 	}
 	return s, nil
 }
 
 func (s *selector) Close() error { return ownedtable.Close(s.conn, s.table) }
 
-// choose adds rules for each family and protocol that the filter accepts.
+// choose adds rules to the chain that enable tracing for the packets that the filter selects.
 func (s *selector) choose(chain *nftables.Chain, f Filter) {
 	if chain.Name == chainCame && f.UID != nil {
 		return
@@ -97,7 +97,7 @@ func (f *Filter) rule(chain string, family byte, protocol iptables.Protocol) []e
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, compare(expr.CmpOpEq, []byte{family}),
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, compare(expr.CmpOpEq, []byte{number}),
 	}
-	if chain == chainCame { // packets on lo were selected, or not, when they were sent
+	if chain == chainCame { // for packets on lo, the chain for sent packets has already decided
 		e = append(e, &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, compare(expr.CmpOpNeq, append([]byte("lo"), make([]byte, unix.IFNAMSIZ-2)...)))
 	}
 	if f.UID != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
-// Run traces packets until ctx ends, cfg.For has passed or cfg.Packets packets were reported. It calls report for each
-// packet whose trace is complete. It needs CAP_NET_ADMIN in the namespace.
+// Run traces packets and calls report for each packet whose trace is complete. It returns when ctx ends, after cfg.For, or
+// after cfg.Packets packets. It needs CAP_NET_ADMIN in the namespace.
 func Run(ctx context.Context, cfg Config, report func(Packet) error) error {
 	if cfg.For <= 0 {
 		cfg.For = 10 * time.Second
@@ -36,11 +36,11 @@ func Run(ctx context.Context, cfg Config, report func(Packet) error) error {
 type kernel struct {
 	*assembler
 	events   *netlink.Conn // trace messages
-	selector *selector     // the rules that select packets
+	selector *selector     // rules that enable tracing
 	links    map[uint32]string
 }
 
-// open opens all sockets in the namespace; they stay in it.
+// open opens all sockets, and installs the trace rules, on a thread in the namespace. Other threads can use the sockets.
 func open(cfg Config) (k *kernel, err error) {
 	k = &kernel{links: map[uint32]string{}}
 	err = namespace.Do(cfg.NetNS, func() error {
@@ -59,7 +59,7 @@ func open(cfg Config) (k *kernel, err error) {
 		if k.events, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{Groups: 1 << (unix.NFNLGRP_NFTRACE - 1)}); err != nil {
 			return fmt.Errorf("subscribing to the kernel's trace messages: %w", err)
 		}
-		_ = k.events.SetReadBuffer(1 << 20) // the kernel may limit it
+		_ = k.events.SetReadBuffer(1 << 20) // best effort: the kernel may limit the size
 		k.selector, err = newSelector(cfg.Filter)
 		return err
 	})
@@ -87,10 +87,10 @@ func (k *kernel) close() error {
 	return errors.Join(errs...)
 }
 
-// ErrLost is returned when messages were lost. The packets reported before are complete.
-var ErrLost = errors.New("the kernel traced packets faster than they could be read: select fewer packets")
+// ErrLost is returned if trace messages were lost. The packets that were reported before are complete.
+var ErrLost = errors.New("trace messages were lost, because the kernel sent them faster than they were read: select fewer packets")
 
-// listen reports packets until their maximum number or the end of ctx.
+// listen reports packets until maxPackets are reported or ctx ends.
 func (k *kernel) listen(ctx context.Context, maxPackets int, report func(Packet) error) error {
 	reported := 0
 	reportAll := func(done []Packet) error {
@@ -107,7 +107,7 @@ func (k *kernel) listen(ctx context.Context, maxPackets int, report func(Packet)
 	}
 	for reported < maxPackets && ctx.Err() == nil {
 		now := time.Now()
-		wait := now.Add(quietPeriod / 2) // short, because a trace may be complete by then
+		wait := now.Add(quietPeriod / 2) // a trace can become complete without a further message
 		if end, ok := ctx.Deadline(); ok && end.Before(wait) {
 			wait = end
 		}
@@ -126,13 +126,14 @@ func (k *kernel) listen(ctx context.Context, maxPackets int, report func(Packet)
 	return errors.Join(reportAll(k.removeFinished(time.Now(), true)), err)
 }
 
-// drainTimeout limits the time for reading the remaining messages at the end; the kernel may continue to send them.
+// drainTimeout limits the time for reading the queued messages at the end of a trace. It is needed because the kernel may
+// continue to send messages.
 const drainTimeout = 2 * time.Second
 
-// pollTimeout is the timeout for messages that should already be queued.
+// pollTimeout is the timeout for reading messages that should already be queued.
 const pollTimeout = time.Millisecond
 
-// drain processes the queued messages.
+// drain processes all queued messages.
 func (k *kernel) drain() error {
 	for end := time.Now().Add(drainTimeout); ; {
 		if all, err := k.processMessages(time.Now().Add(pollTimeout)); all || err != nil || time.Now().After(end) {
@@ -141,8 +142,8 @@ func (k *kernel) drain() error {
 	}
 }
 
-// processMessages waits for trace messages until a time and processes them. Then it drains the queue for a limited time
-// and reports whether the queue was empty.
+// processMessages waits for trace messages until the specified time, and processes them. It then processes queued messages
+// for a limited time. It returns true if the queue is empty.
 func (k *kernel) processMessages(until time.Time) (all bool, err error) {
 	for end := until.Add(quietPeriod / 2); ; until = time.Now().Add(pollTimeout) {
 		received, err := receive(k.events, until)
@@ -158,7 +159,7 @@ func (k *kernel) processMessages(until time.Time) (all bool, err error) {
 			if m.Header.Type != unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE {
 				continue
 			}
-			if decoded, err := decode(m.Data); err == nil { // if the kernel used another format, no message could be decoded
+			if decoded, err := decode(m.Data); err == nil { // malformed messages are skipped
 				k.addMessage(decoded)
 			}
 		}
@@ -168,8 +169,8 @@ func (k *kernel) processMessages(until time.Time) (all bool, err error) {
 	}
 }
 
-// receive waits for messages until a time. On a busy machine it may run after that time. A connection with an expired
-// deadline returns nothing even if messages are queued, so receive then reads without a deadline.
+// receive waits for messages until the specified time. If that time has passed, which is possible on a busy machine, it
+// reads queued messages without a deadline: with an expired deadline, the connection would not return them.
 func receive(conn *netlink.Conn, until time.Time) ([]netlink.Message, error) {
 	if err := conn.SetReadDeadline(until); err != nil {
 		return nil, err

@@ -9,5 +9,5 @@ import (
 
 // Run returns an error, because tracing needs Linux.
 func Run(context.Context, Config, func(Packet) error) error {
-	return errors.New("packets can be traced on Linux only")
+	return errors.New("tracing packets is supported on Linux only")
 }

@@ -30,9 +30,9 @@ const (
 
 // Message kinds.
 const (
-	kindPolicy = 1 // the end of a base chain
-	kindReturn = 2 // the end of another chain
-	kindRule   = 3 // a matching rule
+	kindPolicy = 1 // the packet reached the end of a base chain
+	kindReturn = 2 // the packet reached the end of a chain that is not a base chain
+	kindRule   = 3 // the packet matched a rule
 )
 
 // Verdicts.
@@ -45,22 +45,22 @@ const (
 	verdictReturn   = -5
 )
 
-// message is one trace message about a packet.
+// message is one trace message of the kernel about a packet.
 type message struct {
 	id           uint32 // the packet's trace ID
-	family       byte   // of the table
+	family       byte   // address family of the table
 	table, chain string
 	handle       uint64
 	kind         uint32
 	verdict      int32
-	to           string // the jump target
+	to           string // target chain of a jump or goto verdict
 	policy       uint32
 	mark         uint32
 	in, out      uint32 // interface indexes
 	headers      headers
 }
 
-// headers has the parts of a packet's headers that the tracer uses; the zero value if the message has none.
+// headers holds the parts of a packet's headers that the tracer uses. If the message has no headers, it is the zero value.
 type headers struct {
 	protocol byte
 	from, to netip.AddrPort
@@ -69,7 +69,7 @@ type headers struct {
 
 var errShort = errors.New("the message is too short")
 
-// decode parses a message: nfgenmsg and attributes.
+// decode parses the data of a netlink message: struct nfgenmsg, followed by attributes.
 func decode(data []byte) (message, error) {
 	if len(data) < 4 {
 		return message{}, errShort
@@ -136,7 +136,7 @@ func (m *message) decodeVerdict(d *netlink.AttributeDecoder) error {
 	return d.Err()
 }
 
-// decodeHeaders parses addresses and ports. The protocol is an NFPROTO number; 0 if unknown.
+// decodeHeaders parses addresses and ports. protocol is the NFPROTO number of the network header; 0 if unknown.
 func decodeHeaders(protocol uint32, network, transport []byte) headers {
 	var h headers
 	var from, to netip.Addr

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ruleNames returns the comments of all rules of the namespace; those of our rules are their IDs. iptables-nft stores a
-// comment in an expression. The other backends store it in the rule's user data, which the kernel ignores.
+// ruleNames returns the comments of all nftables rules of the namespace. The comment of one of our rules is its ID. The
+// kernel stores comments of iptables-nft in an expression, and others in the user data of the rule.
 func ruleNames() (map[ruleKey]string, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -60,7 +60,8 @@ func parseRuleName(data []byte) (at ruleKey, name string, err error) {
 	return at, name, d.Err()
 }
 
-// userDataComment returns the comment in user data: a list of type, length and value, where type 0 is the comment.
+// userDataComment returns the comment in a rule's user data; "" if it has none. User data is a list of type, length and
+// value. Type 0 is the comment.
 func userDataComment(data []byte) string {
 	for len(data) >= 2 && len(data) >= 2+int(data[1]) {
 		kind, value := data[0], data[2:2+int(data[1])]
@@ -77,7 +78,7 @@ func terminated(b []byte) string {
 	return string(text)
 }
 
-// xtablesComment returns the xtables comment in a list of expressions.
+// xtablesComment returns the comment in a list of expressions of iptables-nft; "" if it has none.
 func xtablesComment(list []byte) string {
 	elements, err := netlink.UnmarshalAttributes(list)
 	if err != nil {

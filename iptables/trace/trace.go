@@ -1,6 +1,6 @@
-// Package trace reports how the kernel handles live packets: each matching rule, with the names of the rule set, and
-// where the packet ends up. It enables the kernel's tracing with rules in a table of its own, which exists only during
-// the trace. Rules of iptables-legacy are not traced.
+// Package trace reports how the kernel handles live packets: each matching rule, with its ID, and where the packet is
+// delivered. It enables the kernel's packet tracing by rules in a separate nftables table, which exists only during the
+// trace. Rules of iptables-legacy are not traced.
 package trace
 
 import (
@@ -12,19 +12,20 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// MaxDuration is the maximum duration of a trace, because tracing delays every packet of the namespace.
+// MaxDuration is the maximum duration of a trace. It is limited because tracing delays every packet of the namespace.
 const MaxDuration = 10 * time.Minute
 
 // Config configures a trace.
 type Config struct {
-	// NetNS is a file descriptor of the namespace; 0 or less: that of the calling thread.
+	// NetNS is a file descriptor of the network namespace. 0 or less selects the calling thread's namespace.
 	NetNS int
-	// Rules describes the installed rules; if it is nil, the comments in the kernel are used.
+	// Rules is the installed rule set, from which steps get their rule IDs and reasons. If it is nil, steps get only the
+	// rule comments that the kernel stores.
 	Rules  *iptables.RuleSet
 	Filter Filter
-	// For is the duration, at most Longest; 0 means 10 seconds.
+	// For is the duration, at most MaxDuration; 0 means 10 seconds.
 	For time.Duration
-	// Packets is the maximum number of packets; 0 means 20.
+	// Packets is the maximum number of reported packets; 0 means 20.
 	Packets int
 }
 
@@ -34,7 +35,8 @@ type Filter struct {
 	From, To netip.Prefix
 	Port     uint16  // destination port
 	UID      *uint32 // only packets sent by processes of the user
-	// All includes packets of established connections. Redirection decides about the first packet of a connection.
+	// All includes all packets of TCP connections. By default, only the first packet (SYN) is traced, because redirection
+	// decides about that one.
 	All bool
 }
 
@@ -45,17 +47,18 @@ type Packet struct {
 	From      netip.AddrPort     `json:"from"`
 	To        netip.AddrPort     `json:"to"`
 	Direction iptables.Direction `json:"direction"`
-	// Interface is the interface through which the packet arrived, or was first routed to leave.
+	// Interface is the interface through which the packet arrived. For an outbound packet, it is the interface to which the
+	// packet was routed before redirection.
 	Interface string `json:"interface"`
 	Steps     []Step `json:"steps"`
 	End       string `json:"end"`
 }
 
-// Step is one rule that the packet matched. Steps are in the kernel's order.
+// Step is one rule that the packet matched. The steps of a packet are in the order in which the kernel evaluated them.
 type Step struct {
 	Table string `json:"table"`
 	Chain string `json:"chain"`
-	// Rule is the ID of one of our rules, or identifies a foreign one.
+	// Rule is the rule's ID. For a rule of another program (Foreign), it is the rule's comment or "rule" with its handle.
 	Rule    string `json:"rule"`
 	Foreign bool   `json:"foreign,omitempty"`
 	Verdict string `json:"verdict"`
@@ -66,15 +69,15 @@ type Step struct {
 // String returns the trace as text.
 func (p *Packet) String() string {
 	var b strings.Builder
-	way := "sent here"
+	way := "sent by a local process"
 	if p.Direction == iptables.Inbound {
-		way = "came in by " + p.Interface
+		way = "received through " + p.Interface
 	}
 	fmt.Fprintf(&b, "%s  %s %s → %s, %s\n", p.Time.Format("15:04:05.000000"), strings.ToUpper(p.Protocol), p.From, p.To, way)
 	for _, s := range p.Steps {
 		fmt.Fprintf(&b, "  %-7s %-18s %s → %s", s.Table, s.Chain, s.Rule, s.Verdict)
 		if s.Foreign {
-			b.WriteString(" (foreign rule)")
+			b.WriteString(" (rule of another program)")
 		}
 		b.WriteString("\n")
 		if s.Reason != "" {

@@ -154,11 +154,11 @@ func TestPacketTraceUsesRuleNames(t *testing.T) {
 		steps, end        string
 	}{
 		{"captured", "tcp", "203.0.113.7:443", 0, Filter{Port: 443},
-			"hook/nat-outbound outbound/dns outbound/all redirect/outbound", "arrives at 127.0.0.1:15001 of this namespace, by lo"},
+			"hook/nat-outbound outbound/dns outbound/all redirect/outbound", "arrives at 127.0.0.1:15001 in this namespace, through lo"},
 		{"of the proxy", "tcp", "203.0.113.7:443", 1337, Filter{UID: &proxy},
-			"hook/nat-outbound outbound/proxy-uid-1337", "leaves by eth0 to 203.0.113.7:443"},
+			"hook/nat-outbound outbound/proxy-uid-1337", "leaves through eth0 to 203.0.113.7:443"},
 		{"a question", "udp", "203.0.113.7:53", 0, Filter{Protocol: iptables.UDP, To: netip.MustParsePrefix("203.0.113.0/24")},
-			"dns/udp", "arrives at 127.0.0.1:15053 of this namespace, by lo"},
+			"dns/udp", "arrives at 127.0.0.1:15053 in this namespace, through lo"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ns, rules := captured(t)
@@ -195,7 +195,7 @@ func TestIPTablesRulesAreTracedWithSameNames(t *testing.T) {
 	all := runTrace(t, Config{NetNS: int(ns.Handle), Rules: rules, Filter: Filter{Port: 443}, Packets: 1},
 		func() { begin(t, ns, "tcp", "203.0.113.7:443", 0) })
 	t.Logf("%s", &all[0])
-	if got := steps(all[0]); !strings.Contains(got, "outbound/all redirect/outbound") || all[0].End != "arrives at 127.0.0.1:15001 of this namespace, by lo" {
+	if got := steps(all[0]); !strings.Contains(got, "outbound/all redirect/outbound") || all[0].End != "arrives at 127.0.0.1:15001 in this namespace, through lo" {
 		t.Errorf("steps %s\nend %s", got, all[0].End)
 	}
 }
@@ -219,7 +219,7 @@ func TestInboundPacketIsTraced(t *testing.T) {
 	})
 	t.Logf("%s", &all[0])
 	if got := steps(all[0]); all[0].Direction != iptables.Inbound || !strings.Contains(got, "inbound/all tproxy/inbound-ipv4") ||
-		all[0].End != "arrives at 10.9.8.7:8080 of this namespace, by "+lab.Link()+", with mark 1337" {
+		all[0].End != "arrives at 10.9.8.7:8080 in this namespace, through "+lab.Link()+", with mark 1337" {
 		t.Errorf("steps %s\nend %s", got, all[0].End)
 	}
 }
@@ -265,7 +265,7 @@ func TestQueuedMessagesAreReportedAtEnd(t *testing.T) {
 		t.Errorf("%d packets of %d connections were reported", len(all), connections)
 	}
 	for _, p := range all {
-		if !strings.Contains(steps(p), "outbound/all redirect/outbound") || p.End != "arrives at 127.0.0.1:15001 of this namespace, by lo" {
+		if !strings.Contains(steps(p), "outbound/all redirect/outbound") || p.End != "arrives at 127.0.0.1:15001 in this namespace, through lo" {
 			t.Errorf("%s", &p)
 		}
 	}
