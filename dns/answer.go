@@ -11,34 +11,34 @@ import (
 
 const (
 	headerBytes = 12
-	// staleTTL is the TTL of a stale answer in seconds (RFC 8767).
+	// staleTTL is the TTL that clients receive with a stale answer, in seconds (RFC 8767).
 	staleTTL = 30
-	// maxTTL and maxNegative limit how long a positive and a negative answer are cached.
+	// maxTTL limits how long a positive answer is cached, and maxNegative how long a negative one is.
 	maxTTL      = time.Hour
 	maxNegative = 5 * time.Minute
 )
 
-// answer is a resolver's packed answer. It is sent to every client, with the few bytes replaced that differ between
+// answer is a resolver's answer as a packed message. For each client, append replaces the few bytes that differ between
 // queries.
 type answer struct {
-	wire   []byte // without the OPT record
-	ttls   []int  // offsets of the TTLs
+	wire   []byte // the packed message without the OPT record
+	ttls   []int  // offsets of the TTLs in wire
 	rcode  int
-	stored time.Time
-	life   time.Duration // how long the answer may be reused
-	server string
+	stored time.Time     // when the answer was received
+	life   time.Duration // how long the answer may be reused; 0 for a single use
+	server string        // address of the resolver
 }
 
-// age returns the age of the answer: the larger one of the monotonic and the wall clock's difference. Only the wall
-// clock advances while the machine is suspended.
+// age returns the age of the answer, by the monotonic or the wall clock, whichever is larger. Only the wall clock
+// advances while the machine is suspended.
 func (a *answer) age(now time.Time) time.Duration {
 	return max(now.Sub(a.stored), now.Round(0).Sub(a.stored.Round(0)), 0)
 }
 
 func (a *answer) fresh(now time.Time) bool { return a.age(now) < a.life }
 
-// newAnswer returns the parts of a message that a stub resolver reads: the answer section and, for negative answers,
-// the SOA record.
+// newAnswer packs the parts of a resolver's response that a stub resolver reads: the answer section and, for negative
+// answers, the SOA record. With dnssec it packs the whole authority section.
 func newAnswer(m *dns.Msg, server string, dnssec bool, now time.Time) (*answer, error) {
 	kept := &dns.Msg{MsgHdr: m.MsgHdr, Question: m.Question, Answer: m.Answer, Compress: true}
 	kept.Authoritative, kept.RecursionAvailable, kept.Truncated = false, true, false
@@ -79,21 +79,22 @@ func lifetime(m *dns.Msg) time.Duration {
 	return life
 }
 
-// isNegative reports whether a message has no record for the question. That includes an alias without a target.
+// isNegative reports whether a response lacks records of the requested type. An alias (CNAME) without such records at
+// its target is also negative.
 func isNegative(m *dns.Msg) bool {
 	if m.Rcode == dns.RcodeNameError {
 		return true
 	}
-	asked := m.Question[0].Qtype
+	qtype := m.Question[0].Qtype
 	for _, rr := range m.Answer {
-		if t := rr.Header().Rrtype; t == asked || asked == dns.TypeANY {
+		if t := rr.Header().Rrtype; t == qtype || qtype == dns.TypeANY {
 			return false
 		}
 	}
 	return true
 }
 
-var errShort = errors.New("the message ends too early")
+var errShort = errors.New("the DNS message is truncated or malformed")
 
 // findTTLs returns the offsets of all TTLs in a packed message.
 func findTTLs(wire []byte) ([]int, error) {
@@ -127,7 +128,7 @@ func findTTLs(wire []byte) ([]int, error) {
 	return ttls, nil
 }
 
-// skipName returns the end of a name, or a large negative number for an invalid name.
+// skipName returns the offset after the name at the offset at, or a large negative number if the name is invalid.
 func skipName(wire []byte, at int) int {
 	for at >= 0 && at < len(wire) {
 		switch n := int(wire[at]); {
@@ -144,12 +145,13 @@ func skipName(wire []byte, at int) int {
 	return -1 << 20
 }
 
-// write returns the message for a client: with the query's ID, flags and spelling of the name, and the remaining TTLs.
+// write returns the message for a client. It has the ID, flags and spelling of the name from the client's query, and
+// the remaining TTLs.
 func (a *answer) write(q *query, now time.Time) []byte {
 	return a.append(make([]byte, 0, len(a.wire)+optBytes), q, now)
 }
 
-// append is write into an empty buffer that the caller provides.
+// append is like write, but writes to an empty buffer that the caller provides.
 func (a *answer) append(out []byte, q *query, now time.Time) []byte {
 	out = append(out, a.wire...)
 	binary.BigEndian.PutUint16(out, q.id)
@@ -184,13 +186,14 @@ func boolBit(b bool, bit byte) byte {
 	return 0
 }
 
-// appendOPT adds an OPT record without options, which contains the maximum size of a query.
+// appendOPT appends an OPT record (EDNS) without options. It contains the maximum size of a UDP query to this server.
 func appendOPT(wire []byte, dnssec bool) []byte {
 	binary.BigEndian.PutUint16(wire[10:], binary.BigEndian.Uint16(wire[10:])+1)
 	return append(wire, 0, 0, byte(dns.TypeOPT), maxUDP>>8, maxUDP&0xff, 0, 0, boolBit(dnssec, 0x80), 0, 0, 0)
 }
 
-// fit truncates an answer that exceeds the client's maximum size. The client then repeats the query over TCP.
+// fit truncates a message that exceeds the client's maximum size and sets the TC bit, so that the client repeats the
+// query over TCP. It returns nil on failure.
 func fit(wire []byte, q *query) []byte {
 	if len(wire) <= q.size {
 		return wire

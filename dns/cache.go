@@ -6,21 +6,21 @@ import (
 	"time"
 )
 
-// question is the key of the cache. Answers depend on nothing else.
+// question is the key of the cache. It contains everything that a resolver's answer depends on.
 type question struct {
 	name            string // fully qualified, lower case
 	qtype, class    uint16
 	dnssec, nocheck bool // the DO and CD bits
 }
 
-// cache stores answers until they are too old even as stale answers, or until the least recently used one must be
-// evicted.
+// cache is an LRU cache of resolvers' answers. An answer remains in the cache after it has expired, so that it can be
+// served as a stale answer.
 type cache struct {
-	entries, bytes int
+	entries, bytes int // maximum number of entries, and of bytes
 	now            func() time.Time
 
 	mu    sync.Mutex
-	held  int
+	held  int // size of all entries, in bytes
 	byKey map[question]*list.Element
 	order *list.List // of *cached, most recently used first
 }
@@ -28,10 +28,10 @@ type cache struct {
 type cached struct {
 	key    question
 	answer *answer
-	keep   time.Duration // maximum age of an entry
+	keep   time.Duration // age at which the entry is removed
 }
 
-// entryOverhead is the approximate memory of an entry without its message and name, in bytes.
+// entryOverhead is the approximate memory per entry in bytes, in addition to the message and the name.
 const entryOverhead = 300
 
 func (c *cached) size() int { return len(c.key.name) + len(c.answer.wire) + entryOverhead }
@@ -40,20 +40,22 @@ func newCache(entries, bytes int, now func() time.Time) *cache {
 	return &cache{entries: entries, bytes: bytes, now: now, byKey: make(map[question]*list.Element), order: list.New()}
 }
 
+// get returns the cached answer, which may be stale, or nil.
 func (c *cache) get(key question) *answer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.use(c.byKey[key])
 }
 
-// getBytes is get without the allocation of a string for the name.
+// getBytes is like get, with the name as bytes instead of key.name. It does not allocate a string.
 func (c *cache) getBytes(name []byte, key question) *answer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.use(c.byKey[question{string(name), key.qtype, key.class, key.dnssec, key.nocheck}])
 }
 
-// use marks an entry as used; at may be nil. The caller holds the lock.
+// use returns the answer of an entry and marks the entry as recently used. If the entry is too old, use removes it and
+// returns nil. at may be nil. The caller holds the lock.
 func (c *cache) use(at *list.Element) *answer {
 	if at == nil {
 		return nil
@@ -67,6 +69,8 @@ func (c *cache) use(at *list.Element) *answer {
 	return held.answer
 }
 
+// put stores an answer and evicts the least recently used entries if the cache is full. keep is the age at which the
+// entry is removed.
 func (c *cache) put(key question, a *answer, keep time.Duration) {
 	fresh := &cached{key: key, answer: a, keep: keep}
 	c.mu.Lock()
@@ -84,7 +88,7 @@ func (c *cache) put(key question, a *answer, keep time.Duration) {
 	}
 }
 
-// clear removes all entries. It is called when the resolvers change, because others may know different names.
+// clear removes all entries. It is called when the resolvers change, because the new ones may return other answers.
 func (c *cache) clear() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -11,21 +11,22 @@ import (
 
 const rcodeBusy = dns.RcodeServerFailure
 
-// clientACL accepts queries of this machine only, so that the server is not an open resolver. Redirected packets arrive
-// from any of the machine's own addresses, not only from loopback.
+// clientACL admits only clients on this machine, so that the server is not an open resolver. It admits all addresses of
+// the machine, because redirected queries may have any of them as source address.
 type clientACL struct {
-	allowed []netip.Prefix
+	allowed []netip.Prefix // additional networks
 	now     func() time.Time
-	own     func() []netip.Addr
+	own     func() []netip.Addr // lists the machine's addresses
 
 	mu     sync.Mutex
-	known  map[netip.Addr]bool
-	looked time.Time
+	known  map[netip.Addr]bool // addresses that own returned last
+	looked time.Time           // when own was called last
 }
 
-// refreshInterval limits how often unknown clients make the server list the machine's addresses.
+// refreshInterval is the minimum interval between two calls of clientACL.own.
 const refreshInterval = 5 * time.Second
 
+// admits reports whether the server responds to queries from an address.
 func (g *clientACL) admits(from netip.Addr) bool {
 	from = from.Unmap().WithZone("")
 	if from.IsLoopback() {
@@ -39,8 +40,8 @@ func (g *clientACL) admits(from netip.Addr) bool {
 	return g.isOwn(from)
 }
 
-// isOwn reports whether an address belongs to this machine. For an unknown address, which may be new, it reads the list
-// again.
+// isOwn reports whether an address belongs to this machine. An unknown address may have been added to an interface
+// since the last call of own, so isOwn then lists the addresses again.
 func (g *clientACL) isOwn(address netip.Addr) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

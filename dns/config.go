@@ -10,38 +10,39 @@ import (
 
 // Config is the configuration of a Server. Zero values mean the documented defaults.
 type Config struct {
-	// Listen are addresses as host:port, each for UDP and TCP. The host localhost means both loopback addresses; one of
-	// them may be missing on the machine. Port 0 chooses a free port.
+	// Listen are the listen addresses (host:port), each for UDP and TCP. The host localhost means 127.0.0.1 and, if the
+	// machine has it, ::1. With port 0, the kernel chooses a free port.
 	Listen []string
-	// ResolvConf is the file with the resolvers and search domains (default /etc/resolv.conf). The server reads it
-	// again when it changes.
+	// ResolvConf is the path of the file with the resolvers and search domains (default /etc/resolv.conf). The server
+	// reads the file again when it changes.
 	ResolvConf string
-	// Namespace is the workload's namespace. Only services of this namespace are known by their first label alone.
+	// Namespace is the workload's namespace. The service name alone resolves only for services of this namespace.
 	Namespace string
-	// Domain is the workload's domain, such as shop.svc.cluster.local; the namespace may be missing. Services of other
-	// domains are known by their full names only, because their short names could be those of services in this domain.
+	// Domain is the workload's DNS domain, with or without the namespace: shop.svc.cluster.local or svc.cluster.local.
+	// Services of other domains resolve only by their full names, because their short names could also be those of
+	// services in this domain.
 	Domain string
-	// ForwardWithoutTable forwards every query as long as there is no name table. Otherwise such queries fail, so that
-	// no application learns from another resolver that a mesh name does not exist.
+	// ForwardWithoutTable forwards all queries until the server has a name table. If it is false, queries fail until
+	// then, because resolvers would respond that mesh names do not exist.
 	ForwardWithoutTable bool
-	// AllowFrom are networks that may send queries, in addition to this machine's own addresses.
+	// AllowFrom are networks whose clients may send queries, in addition to clients on this machine.
 	AllowFrom []netip.Prefix
 
-	// TableFile is the file in which the last name table is stored, for a start without a control plane; empty means
-	// none. A stored table is used only with the same Owner, which is the proxy's node ID.
+	// TableFile is the path of the file that stores the last name table, for a start while the control plane is
+	// unavailable; "" for none. Owner is the proxy's node ID. A stored table of another owner is ignored.
 	TableFile, Owner string
 
-	TTL             time.Duration // of mesh names (default 30 s)
-	ForwardTimeout  time.Duration // total time of a forwarded query (default 5 s)
+	TTL             time.Duration // TTL of answers for mesh names (default 30 s)
+	ForwardTimeout  time.Duration // timeout of a forwarded query, including retries (default 5 s)
 	ForwardParallel bool          // query all resolvers at once and use the first successful answer
 
 	CacheEntries int           // maximum number of cached answers (default 10,000)
 	CacheBytes   int           // maximum memory of cached answers (default 4 MiB)
-	StaleFor     time.Duration // how long an expired answer stays cached, for times when no resolver answers (default 1 h)
+	StaleFor     time.Duration // how long expired answers are served while no resolver responds (default 1 h)
 
 	Logger     *slog.Logger
-	Registerer prometheus.Registerer // nil registers nothing
-	Now        func() time.Time      // the clock of the cache and of health (default time.Now)
+	Registerer prometheus.Registerer // for metrics; may be nil
+	Now        func() time.Time      // clock (default time.Now)
 }
 
 func (c Config) withDefaults() Config {

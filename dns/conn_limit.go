@@ -6,22 +6,23 @@ import (
 	"time"
 )
 
-// connLimit limits the open TCP connections of a listener. When all slots are used, a new connection replaces the one
-// that has been idle the longest: clients that connect and send no query cannot exclude other clients.
+// connLimit limits the number of open TCP connections of a listener to maxConnections. At the limit, a new connection
+// replaces the one that has been idle the longest. Clients that connect without sending queries therefore cannot
+// exclude other clients.
 type connLimit struct {
 	mu    sync.Mutex
 	conns map[*clientConn]struct{}
 }
 
-// clientConn is a connection that uses a slot. The limiter's mutex guards its fields.
+// clientConn is a TCP connection of a client. The mutex of connLimit guards its fields.
 type clientConn struct {
 	*net.TCPConn
-	pending   int       // queries without a response
-	idleSince time.Time // of the connection's start, or its last response
+	pending   int       // queries that wait for a resolver
+	idleSince time.Time // time of the last response or, before it, of the accept
 }
 
-// admit adds a connection. evicted reports that an idle connection was closed for it. When every connection has a pending
-// query, admit returns nil.
+// admit adds a connection. At the limit it closes the longest idle connection and returns true for evicted. If all
+// connections have pending queries, it returns nil, and the caller closes conn.
 func (l *connLimit) admit(conn *net.TCPConn) (c *clientConn, evicted bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -39,8 +40,8 @@ func (l *connLimit) admit(conn *net.TCPConn) (c *clientConn, evicted bool) {
 	return c, evicted
 }
 
-// findIdlest returns the connection that has had no pending query for the longest time, or nil. The caller holds the
-// mutex.
+// findIdlest returns the connection that has been idle the longest, or nil if all have pending queries. The caller
+// holds the mutex.
 func (l *connLimit) findIdlest() (longest *clientConn) {
 	for c := range l.conns {
 		if c.pending == 0 && (longest == nil || c.idleSince.Before(longest.idleSince)) {
@@ -50,21 +51,21 @@ func (l *connLimit) findIdlest() (longest *clientConn) {
 	return longest
 }
 
-// begin counts a query that waits for a resolver.
+// begin records that a query of the connection waits for a resolver.
 func (l *connLimit) begin(c *clientConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c.pending++
 }
 
-// touch records a response that needed no resolver.
+// touch records a response that was sent without querying a resolver.
 func (l *connLimit) touch(c *clientConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c.idleSince = time.Now()
 }
 
-// end counts the response to a query.
+// end records the response to a query for which begin was called.
 func (l *connLimit) end(c *clientConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -72,7 +73,7 @@ func (l *connLimit) end(c *clientConn) {
 	c.idleSince = time.Now()
 }
 
-// remove returns a connection's slot.
+// remove removes a closed connection.
 func (l *connLimit) remove(c *clientConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

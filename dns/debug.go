@@ -5,7 +5,7 @@ import (
 	"net/http"
 )
 
-// describedHost is a host at /debug/ndsz, with the keys of Istio's name table.
+// describedHost is a host in the response of /debug/ndsz. The JSON keys are those of Istio's name table.
 type describedHost struct {
 	IPs       []string `json:"ips,omitempty"`
 	Registry  string   `json:"registry,omitempty"`
@@ -14,8 +14,8 @@ type describedHost struct {
 	AltHosts  []string `json:"alt_hosts,omitempty"`
 }
 
-// NamesHandler returns a handler that prints the name table as JSON. Without a table it responds 404 and {}. The caller
-// authorizes requests.
+// NamesHandler returns an HTTP handler that responds with the name table as JSON. While the server has no table, it
+// responds with status 404 and {}. The caller must authorize requests.
 func (s *Server) NamesHandler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")

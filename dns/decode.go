@@ -16,11 +16,12 @@ const NameTableType = "type.googleapis.com/istio.networking.nds.v1.NameTable"
 const (
 	maxTableBytes = 64 << 20
 	maxHosts      = 1 << 20
-	// maxOfHost limits the addresses of one host, and its alternative names.
+	// maxOfHost limits the number of addresses, of alternative names and of ports per host.
 	maxOfHost = 1 << 16
 )
 
-// Fields of istio.networking.nds.v1.NameTable, of its map's entries, and of NameInfo.
+// Protobuf field numbers of istio.networking.nds.v1: NameTable (fieldTable), the entries of its map (fieldKey,
+// fieldValue), and NameInfo.
 const (
 	fieldTable     = 1
 	fieldKey       = 1
@@ -30,16 +31,16 @@ const (
 	fieldShortName = 3
 	fieldNamespace = 4
 	fieldAltHosts  = 5
-	fieldPort      = 1001 // sent only by pilotfish's own control plane
+	fieldPort      = 1001 // an extension of pilotfish's control plane
 )
 
-var errWire = errors.New("it is not well-formed protobuf")
+var errWire = errors.New("invalid protobuf encoding")
 
-// DecodeTable decodes an istio.networking.nds.v1.NameTable. It skips unknown fields. It skips and counts hosts that are
-// not valid DNS names and addresses that are not IP addresses, so that one invalid entry does not invalidate the table.
+// DecodeTable decodes an istio.networking.nds.v1.NameTable and ignores unknown fields. It skips and counts invalid
+// hosts, addresses and ports instead of rejecting the whole table.
 func DecodeTable(wire []byte) (*Table, error) {
 	if len(wire) > maxTableBytes {
-		return nil, fmt.Errorf("name table: it has %d bytes; the limit is %d", len(wire), maxTableBytes)
+		return nil, fmt.Errorf("decoding the name table: its size of %d bytes exceeds the limit of %d", len(wire), maxTableBytes)
 	}
 	t := &Table{Hosts: make(map[string]Entry)}
 	err := eachBytes(wire, func(field protowire.Number, value []byte) error {
@@ -47,12 +48,12 @@ func DecodeTable(wire []byte) (*Table, error) {
 			return nil
 		}
 		if len(t.Hosts) >= maxHosts {
-			return fmt.Errorf("it has more than %d hosts", maxHosts)
+			return fmt.Errorf("more than %d hosts", maxHosts)
 		}
 		return t.decodeHost(value)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("name table: %w", err)
+		return nil, fmt.Errorf("decoding the name table: %w", err)
 	}
 	return t, nil
 }
@@ -114,7 +115,7 @@ func (t *Table) decodeEntry(e *Entry, wire []byte) error {
 	})
 }
 
-// decodePort parses "_http._tcp 80".
+// decodePort parses a port of the form "_http._tcp 80": name, protocol and number.
 func decodePort(text string) (Port, bool) {
 	labels, number, _ := strings.Cut(text, " ")
 	name, protocol, _ := strings.Cut(labels, ".")
@@ -125,7 +126,7 @@ func decodePort(text string) (Port, bool) {
 	return Port{Name: name[1:], Protocol: protocol[1:], Number: uint16(n)}, true
 }
 
-// eachBytes calls a function for each length-delimited field. Name tables have no other fields.
+// eachBytes calls do for each length-delimited field of a message and skips other fields, which name tables do not use.
 func eachBytes(wire []byte, do func(protowire.Number, []byte) error) error {
 	for len(wire) > 0 {
 		field, kind, n := protowire.ConsumeTag(wire)

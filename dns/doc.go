@@ -1,3 +1,4 @@
-// Package dns implements the agent's DNS proxy. It answers mesh names from a table that the control plane sends, and
-// forwards all other queries to the resolvers of resolv.conf, through a cache that serves stale answers when they fail.
+// Package dns implements the agent's DNS proxy. It answers queries for mesh names from a name table that the control
+// plane sends. It forwards all other queries to the resolvers in resolv.conf and caches their answers. While the
+// resolvers fail, it serves expired answers from the cache.
 package dns

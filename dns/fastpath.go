@@ -9,27 +9,27 @@ import (
 	"github.com/miekg/dns"
 )
 
-// fastQuery is a query in the most common form: one name of plain characters, and an optional OPT record. The server
-// answers such queries from the table and the cache without unpacking and packing messages, which is most of the work
-// otherwise. All other queries are unpacked.
+// fastQuery is a query in the most common form: one name of plain ASCII characters, and an optional OPT record. The
+// server answers such a query from the table or the cache without package dns's unpacking and packing of messages,
+// which would use most of the CPU time. All other queries are unpacked.
 type fastQuery struct {
 	query
 	wire   []byte // as received
-	end    int    // end of the question
+	end    int    // offset of the question's end
 	length int    // length of the name
 	name   [256]byte
 }
 
-// lowered returns the name, fully qualified and in lower case.
+// lowered returns the query's name, fully qualified and in lower case.
 func (p *fastQuery) lowered() []byte { return p.name[:p.length] }
 
 const (
-	flagResponse, flagAuthoritative, flagTruncated, flagRecurse = 0x80, 0x04, 0x02, 0x01 // in the third byte
-	flagAvailable, flagNoCheck                                  = 0x80, 0x10             // in the fourth byte
-	optBytes, recordHead                                        = 11, 12
+	flagResponse, flagAuthoritative, flagTruncated, flagRecurse = 0x80, 0x04, 0x02, 0x01 // in the third byte of a message
+	flagAvailable, flagNoCheck                                  = 0x80, 0x10             // in the fourth byte of a message
+	optBytes, recordHead                                        = 11, 12                 // sizes of an empty OPT record and of a record's header
 )
 
-// parse parses a message, and reports whether it has the common form.
+// parse parses a message. It returns false for a message that must be unpacked.
 func (p *fastQuery) parse(wire []byte) bool {
 	if len(wire) < headerBytes || wire[2]&^flagRecurse != 0 || binary.BigEndian.Uint32(wire[4:]) != 1<<16 || binary.BigEndian.Uint16(wire[8:]) != 0 {
 		return false
@@ -53,7 +53,8 @@ func (p *fastQuery) parse(wire []byte) bool {
 	return false
 }
 
-// parseName returns the offset of the name's end, or 0.
+// parseName copies the name to p.name in lower case. It returns the offset after the name, or 0 for a name that must be
+// unpacked.
 func (p *fastQuery) parseName(wire []byte) int {
 	at, n := headerBytes, 0
 	for at < len(wire) && wire[at] != 0 {
@@ -82,6 +83,7 @@ func (p *fastQuery) parseName(wire []byte) int {
 	return at + 1
 }
 
+// parseOPT parses an OPT record, which must end the message. It returns false for a message that must be unpacked.
 func (p *fastQuery) parseOPT(opt []byte) bool {
 	if len(opt) < optBytes || opt[0] != 0 || binary.BigEndian.Uint16(opt[1:]) != dns.TypeOPT || opt[6] != 0 ||
 		len(opt) != optBytes+int(binary.BigEndian.Uint16(opt[9:])) {
@@ -92,8 +94,8 @@ func (p *fastQuery) parseOPT(opt []byte) bool {
 	return true
 }
 
-// serveFast answers a query from the table or the cache and appends the answer to out. It returns nil when the query
-// must be unpacked.
+// serveFast answers a query from the table or the cache and appends the response to out. It returns nil if the query
+// must be unpacked or forwarded.
 func (s *Server) serveFast(wire, out []byte) []byte {
 	x := s.index.Load()
 	if x == nil {
@@ -123,7 +125,7 @@ func (s *Server) serveFast(wire, out []byte) []byte {
 	return a.append(out, &p.query, now)
 }
 
-// findBytes is find without the allocation of a string for the name.
+// findBytes is like find, with the name as bytes. It does not allocate a string for most names.
 func (x *index) findBytes(name []byte) (match, bool) {
 	if r := x.names[string(name)]; r != nil {
 		return match{record: r, rule: ruleName}, true
@@ -134,7 +136,8 @@ func (x *index) findBytes(name []byte) (match, bool) {
 	return x.find(string(name))
 }
 
-// append appends the same answer as meshAnswer: the alias if there is one, and the addresses in random order.
+// append appends the same response as meshAnswer to out: a CNAME record if the match has an alias, and the addresses in
+// random order. It returns nil if the CNAME record does not fit.
 func (m match) append(p *fastQuery, out []byte, ttl time.Duration) []byte {
 	out = append(out, p.wire[:p.end]...)
 	clear(out[4:headerBytes])
@@ -160,7 +163,7 @@ func (m match) append(p *fastQuery, out []byte, ttl time.Duration) []byte {
 		ips, size = m.record.v6, 16
 	}
 	start, fits, first := len(out), (room-len(out))/(recordHead+size), 0
-	if fits = min(fits, len(ips)); fits < len(ips) { // a random subset of the addresses
+	if fits = min(fits, len(ips)); fits < len(ips) { // the response contains a random subset of the addresses
 		out[2] |= flagTruncated
 		first = rand.IntN(len(ips))
 	}
@@ -176,7 +179,8 @@ func (m match) append(p *fastQuery, out []byte, ttl time.Duration) []byte {
 	return out
 }
 
-// appendRecord appends a record without its data; owner is the offset of its name in the message.
+// appendRecord appends a record's header. owner is the offset in the message of the record's name, and length the
+// length of the data, which the caller appends.
 func appendRecord(out []byte, owner int, rrtype uint16, ttl uint32, length int) []byte {
 	out = binary.BigEndian.AppendUint16(out, 0xC000|uint16(owner))
 	out = binary.BigEndian.AppendUint16(out, rrtype)

@@ -16,45 +16,45 @@ import (
 )
 
 const (
-	// maxInflight limits the queries that are being forwarded.
+	// maxInflight limits the number of different questions that are being forwarded.
 	maxInflight = 512
-	// staleAfter is how long a client waits before it gets a stale answer (RFC 8767).
+	// staleAfter is how long a query waits for a resolver before the client receives a stale answer (RFC 8767).
 	staleAfter = 1800 * time.Millisecond
 )
 
 var (
-	errNoResolver = errors.New("no resolver is configured")
-	errBusy       = errors.New("too many queries are pending at resolvers")
+	errNoResolver = errors.New("no resolver is configured or responding")
+	errBusy       = errors.New("too many queries wait for resolvers")
 )
 
-// forwarder forwards queries to resolvers. Concurrent queries for the same question share one request (single flight).
+// forwarder forwards queries to resolvers. Concurrent queries with the same question share one request (single flight).
 type forwarder struct {
-	ctx      context.Context // of the requests, which continue when their clients have stopped waiting
-	timeout  time.Duration
+	ctx      context.Context // for the requests, which continue after their clients have stopped waiting
+	timeout  time.Duration   // of a request, including retries
 	parallel bool
 	staleFor time.Duration
 	now      func() time.Time
 	log      *slog.Logger
 	metrics  *metrics
 	cache    *cache
-	isOurs   func(netip.AddrPort) bool
+	isOurs   func(netip.AddrPort) bool // reports whether an address is one of this server's listen addresses
 
 	mu       sync.Mutex
 	servers  []*upstream
-	rotate   bool
+	rotate   bool // query the resolvers in random order
 	inflight map[question]*inflight
-	flying   sync.WaitGroup
+	flying   sync.WaitGroup // goroutines that query resolvers
 }
 
-// inflight is a forwarded question. All clients with the same question wait for it.
+// inflight is a request to resolvers. All clients with the same question wait for done.
 type inflight struct {
 	done   chan struct{}
 	answer *answer
 	err    error
 }
 
-// use replaces the resolvers by those of a resolv.conf. Resolvers that are in both retain their health. The server's
-// own address is skipped, because it would cause a loop.
+// use replaces the resolvers with those of a resolv.conf. Resolvers that remain configured retain their health. use
+// ignores this server's own addresses, because forwarding to them would cause a loop.
 func (f *forwarder) use(conf resolvConf) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -65,7 +65,7 @@ func (f *forwarder) use(conf resolvConf) {
 	f.servers, f.rotate = nil, conf.rotate
 	for _, address := range conf.servers {
 		if f.isOurs(address) {
-			f.log.Warn("a configured resolver is this server itself, and is ignored", "resolver", address)
+			f.log.Warn("ignoring a configured resolver, because it is this DNS server itself", "resolver", address)
 			continue
 		}
 		u := known[address]
@@ -76,7 +76,8 @@ func (f *forwarder) use(conf resolvConf) {
 	}
 }
 
-// resolve returns an answer from the cache or from a resolver, and its source.
+// resolve returns an answer from the cache or from a resolver, and its source for metrics. It returns a stale answer if
+// the resolvers fail or are slow.
 func (f *forwarder) resolve(ctx context.Context, q question) (a *answer, source string, err error) {
 	held := f.cache.get(q)
 	if held != nil && held.fresh(f.now()) {
@@ -86,18 +87,18 @@ func (f *forwarder) resolve(ctx context.Context, q question) (a *answer, source 
 	if err != nil {
 		return f.stale(held, err)
 	}
-	var enough <-chan time.Time
+	var slow <-chan time.Time // only with a stale answer
 	if held != nil {
 		if !f.anyUp() {
 			return f.stale(held, errNoResolver)
 		}
 		timer := time.NewTimer(staleAfter)
 		defer timer.Stop()
-		enough = timer.C
+		slow = timer.C
 	}
 	select {
 	case <-fl.done:
-	case <-enough:
+	case <-slow:
 		return f.stale(held, context.DeadlineExceeded)
 	case <-ctx.Done():
 		return nil, sourceFailed, ctx.Err()
@@ -111,6 +112,7 @@ func (f *forwarder) resolve(ctx context.Context, q question) (a *answer, source 
 	return fl.answer, sourceResolver, nil
 }
 
+// stale returns the stale answer held, or err if held is nil.
 func (f *forwarder) stale(held *answer, err error) (*answer, string, error) {
 	if held != nil {
 		return held, sourceStale, nil
@@ -118,10 +120,10 @@ func (f *forwarder) stale(held *answer, err error) (*answer, string, error) {
 	return nil, sourceFailed, err
 }
 
-// isFailure reports whether another resolver may have a better answer.
+// isFailure reports whether a response code means that the resolver failed, so that another resolver should be queried.
 func isFailure(rcode int) bool { return rcode != dns.RcodeSuccess && rcode != dns.RcodeNameError }
 
-// join returns the running request for a question, or starts one.
+// join returns the pending request for a question, or starts one.
 func (f *forwarder) join(q question) (*inflight, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -141,6 +143,7 @@ func (f *forwarder) join(q question) (*inflight, error) {
 	return fl, nil
 }
 
+// start sends a request, caches the answer and notifies the waiting clients.
 func (f *forwarder) start(fl *inflight, q question, servers []*upstream) {
 	ctx, cancel := context.WithTimeout(f.ctx, f.timeout)
 	defer cancel()
@@ -154,21 +157,21 @@ func (f *forwarder) start(fl *inflight, q question, servers []*upstream) {
 	close(fl.done)
 }
 
-// choose returns the resolvers in the order in which they are queried, healthy ones first. The caller holds the lock.
+// choose returns the resolvers in the order in which to query them, healthy ones first. The caller holds the lock.
 func (f *forwarder) choose() []*upstream {
 	servers := slices.Clone(f.servers)
 	if f.rotate {
 		rand.Shuffle(len(servers), func(i, j int) { servers[i], servers[j] = servers[j], servers[i] })
 	}
-	var up, resting []*upstream
+	var up, down []*upstream
 	for _, u := range servers {
 		if u.isUp() {
 			up = append(up, u)
 		} else {
-			resting = append(resting, u)
+			down = append(down, u)
 		}
 	}
-	return append(up, resting...)
+	return append(up, down...)
 }
 
 func (f *forwarder) anyUp() bool {
@@ -184,13 +187,13 @@ func (f *forwarder) query(ctx context.Context, q question, servers []*upstream) 
 	case f.parallel && len(servers) > 1:
 		return f.queryParallel(ctx, q, servers)
 	case len(servers) == 1:
-		servers = append(servers, servers[0]) // a second attempt, because a packet may be lost
+		servers = append(servers, servers[0]) // query it a second time, because a packet may be lost
 	}
 	return f.querySequentially(ctx, q, servers)
 }
 
-// querySequentially queries one resolver after the other, each with its share of the remaining time. Without a
-// successful answer, it returns a failure that a resolver sent.
+// querySequentially queries one resolver after the other until one succeeds. It divides the remaining time among them.
+// If all fail, it returns the last failure response of a resolver, or an error if none responded.
 func (f *forwarder) querySequentially(ctx context.Context, q question, servers []*upstream) (*answer, error) {
 	var bad *answer
 	var errs []error
@@ -216,7 +219,8 @@ func (f *forwarder) querySequentially(ctx context.Context, q question, servers [
 	return nil, errors.Join(errs...)
 }
 
-// queryParallel queries all resolvers at once and returns the first successful answer.
+// queryParallel queries all resolvers at once and returns the first successful answer. If all fail, it returns the last
+// failure response of a resolver, or an error if none responded.
 func (f *forwarder) queryParallel(ctx context.Context, q question, servers []*upstream) (*answer, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -249,6 +253,7 @@ func (f *forwarder) queryParallel(ctx context.Context, q question, servers []*up
 	return nil, errors.Join(errs...)
 }
 
+// queryOne queries one resolver and records its health.
 func (f *forwarder) queryOne(ctx context.Context, q question, u *upstream, timeout time.Duration) (*answer, error) {
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -256,7 +261,7 @@ func (f *forwarder) queryOne(ctx context.Context, q question, u *upstream, timeo
 	f.metrics.upstreamRequests.Inc()
 	m, err := u.query(within, q)
 	if errors.Is(ctx.Err(), context.Canceled) {
-		return nil, ctx.Err() // another resolver was faster; this one has not failed
+		return nil, ctx.Err() // another resolver was faster, which is not a failure of this one
 	}
 	f.metrics.upstreamTime.Observe(time.Since(started).Seconds())
 	u.recordResult(err)
@@ -267,16 +272,16 @@ func (f *forwarder) queryOne(ctx context.Context, q question, u *upstream, timeo
 	if isFailure(m.Rcode) {
 		f.metrics.upstreamFailures.Inc()
 	}
-	a, err := newAnswer(onTopic(m), u.address.String(), q.dnssec, f.now())
+	a, err := newAnswer(removeUnrelated(m), u.address.String(), q.dnssec, f.now())
 	if err != nil {
 		return nil, fmt.Errorf("resolver %s: invalid response: %w", u.address, err)
 	}
 	return a, nil
 }
 
-// onTopic removes records of names that the question and its aliases do not lead to, so that a malicious resolver
-// cannot add them.
-func onTopic(m *dns.Msg) *dns.Msg {
+// removeUnrelated removes records whose name is neither the question's name nor one of its aliases. A malicious
+// resolver could otherwise add records for other names.
+func removeUnrelated(m *dns.Msg) *dns.Msg {
 	names := map[string]bool{strings.ToLower(m.Question[0].Name): true}
 	for range 16 {
 		before := len(names)
@@ -297,7 +302,7 @@ func onTopic(m *dns.Msg) *dns.Msg {
 	}
 	m.Answer = slices.DeleteFunc(m.Answer, func(rr dns.RR) bool {
 		if strings.EqualFold(rr.Header().Name, m.Question[0].Name) {
-			rr.Header().Name = m.Question[0].Name // some resolvers copy the random case of the query
+			rr.Header().Name = m.Question[0].Name // some resolvers copy the random letter case of the query
 		}
 		return !names[strings.ToLower(rr.Header().Name)] || rr.Header().Class != m.Question[0].Qclass
 	})

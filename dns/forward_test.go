@@ -114,7 +114,7 @@ func TestStaleAnswersAreServedWithoutResolvers(t *testing.T) {
 			t.Fatal(got)
 		}
 	}
-	if reason := s.Condition().Reason; !strings.Contains(reason, "no resolver") {
+	if reason := s.Condition().Reason; !strings.Contains(reason, "none of the resolvers") {
 		t.Errorf("health: %q", reason)
 	}
 	up.become(records("x.example. 10 IN A 5.6.7.8"))
@@ -399,7 +399,7 @@ func TestLookupExplains(t *testing.T) {
 	s := start(t, Config{ResolvConf: resolvConfOf(t, up)}, meshTable())
 	for _, c := range []struct{ name, rrtype, source, answer, why string }{
 		{"web", "A", "mesh", "10.96.0.1", "host web.shop.svc.cluster.local of the mesh, found by name"},
-		{"web", "aaaa", "mesh", "", "no address of this family"},
+		{"web", "aaaa", "mesh", "", "does not have an address of this family"},
 		{"pay.bank", "A", "mesh", "10.96.0.2", "first search domain"},
 		{"x.example", "A", "resolver", "1.2.3.4", up.address},
 		{"x.example.", "A", "cache", "1.2.3.4", up.address},
@@ -409,11 +409,11 @@ func TestLookupExplains(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		told := false
+		explained := false
 		for _, step := range e.Steps {
-			told = told || strings.Contains(step.Why, c.why)
+			explained = explained || strings.Contains(step.Why, c.why)
 		}
-		if e.Source != c.source || !told || !strings.Contains(strings.Join(e.Answers, " "), c.answer) {
+		if e.Source != c.source || !explained || !strings.Contains(strings.Join(e.Answers, " "), c.answer) {
 			t.Errorf("%s: %+v", c.name, e)
 		}
 	}

@@ -9,28 +9,30 @@ import (
 	"github.com/miekg/dns"
 )
 
-// maxPointers limits the names in the answer to a PTR query.
+// maxPointers limits the number of host names per address in the response to a PTR query.
 const maxPointers = 8
 
-// index is a name table indexed for queries, for one namespace and list of search domains.
+// index is an index of a name table by name and address, including short names. The short names depend on the
+// workload's namespace and search domains.
 type index struct {
 	table    *Table
 	names    map[string]*record       // fully qualified, lower case
-	wildcard map[string]*record       // by what follows "*."
-	reverse  map[netip.Addr][]*record // hosts with the smallest number of addresses first
-	expand   string                   // the first search domain with a leading and a trailing dot; "" means none
+	wildcard map[string]*record       // by the name without the prefix "*."
+	reverse  map[netip.Addr][]*record // hosts by address; hosts with few addresses first
+	expand   string                   // first search domain with a leading and a trailing dot; "" for none
 }
 
-// workloadDomain determines the short names that the workload may use.
+// workloadDomain contains the workload's namespace, and its DNS domain without the namespace. They determine which
+// short names resolve.
 type workloadDomain struct{ namespace, domain string }
 
-// workloadDomain returns the namespace, and the domain without the namespace.
+// workloadDomain returns the workload's domain. Config.Domain may begin with the namespace.
 func (c Config) workloadDomain() workloadDomain {
 	return workloadDomain{c.Namespace, strings.ToLower(strings.Trim(strings.TrimPrefix(c.Domain, c.Namespace+"."), "."))}
 }
 
-// newIndex adds names in sorted order, so that equal tables give equal answers. Names in the table have precedence over
-// derived names.
+// newIndex returns the index of a table. It adds hosts in sorted order, so that equal tables yield equal indexes. Host
+// names in the table have precedence over alternative and short names.
 func newIndex(t *Table, at workloadDomain, search []string) *index {
 	x := &index{
 		table: t, names: make(map[string]*record, len(t.Hosts)), wildcard: make(map[string]*record),
@@ -57,7 +59,7 @@ func newIndex(t *Table, at workloadDomain, search []string) *index {
 	return x
 }
 
-// add assigns a record to a name, unless the name has one.
+// add adds a name, unless the index already contains it.
 func (x *index) add(name string, r *record) {
 	into := x.names
 	if rest, wild := strings.CutPrefix(name, "*."); wild {
@@ -81,9 +83,9 @@ func (x *index) derive(r *record, e Entry, at workloadDomain, search []string) {
 	}
 }
 
-// shortForms returns the short names of a service: the names that a search domain completes, name.namespace, and
-// name.namespace with the domain's first label. The service's name alone is short for services of the workload's own
-// namespace only.
+// shortForms returns the short names of a Kubernetes service: its host without a search domain, name.namespace, and
+// name.namespace with the first label of the domain, such as reviews.shop.svc. The name alone is included only for
+// services of the workload's own namespace.
 func shortForms(host string, e Entry, at workloadDomain, search []string) []string {
 	var forms []string
 	for _, domain := range search {
@@ -103,7 +105,7 @@ func shortForms(host string, e Entry, at workloadDomain, search []string) []stri
 	return append(forms, name, name+"."+first)
 }
 
-// addPointer adds a record for PTR queries.
+// addPointer indexes a host by its addresses, for PTR queries.
 func (x *index) addPointer(r *record) {
 	if strings.HasPrefix(r.host, "*.") {
 		return
@@ -123,14 +125,15 @@ func (x *index) addPointer(r *record) {
 // match is the result of a lookup in the table.
 type match struct {
 	record *record
-	alias  string // the name without the search domain, if that was removed; the answer has a CNAME to it
-	rule   string
+	alias  string // the name without the search domain if find removed it, for a CNAME record; otherwise ""
+	rule   string // how the name was found, for Explanation
 }
 
 const ruleName = "name"
 
-// find looks up a name, fully qualified and in lower case. It tries the name itself, the name without the first search
-// domain (which stub resolvers append first to names with few dots), and then wildcards, the most specific one first.
+// find looks up a name, which must be fully qualified and in lower case. It looks for the name, then for the name
+// without the first search domain, then for wildcards, the most specific one first. Stub resolvers append the first
+// search domain to names with few dots.
 func (x *index) find(name string) (match, bool) {
 	if r := x.names[name]; r != nil {
 		return match{record: r, rule: ruleName}, true
@@ -160,6 +163,7 @@ func (x *index) unexpanded(name string) string {
 	return bare + "."
 }
 
+// covering returns the record of the most specific wildcard that matches the name, or nil.
 func (x *index) covering(name string) *record {
 	if len(x.wildcard) == 0 || name == "" {
 		return nil
@@ -172,8 +176,8 @@ func (x *index) covering(name string) *record {
 	return nil
 }
 
-// pointers returns the hosts of an address for the name of a PTR query. If several hosts have the address, it returns
-// those with the smallest number of addresses: for a headless service, the single pod.
+// pointers returns the host names for a PTR query. If several hosts have the address, it returns those with the fewest
+// addresses. For an address of a headless service, that is the host of the single pod.
 func (x *index) pointers(name string) []string {
 	ip, ok := parseReverseName(name)
 	if !ok {
@@ -188,7 +192,7 @@ func (x *index) pointers(name string) []string {
 	return hosts
 }
 
-// parseReverseName parses a name below in-addr.arpa or ip6.arpa.
+// parseReverseName returns the address in a name below in-addr.arpa or ip6.arpa.
 func parseReverseName(name string) (netip.Addr, bool) {
 	v4, is4 := strings.CutSuffix(name, ".in-addr.arpa.")
 	v6, is6 := strings.CutSuffix(name, ".ip6.arpa.")

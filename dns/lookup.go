@@ -10,18 +10,18 @@ import (
 	"github.com/miekg/dns"
 )
 
-// Explanation is the answer that an application gets for a name, with the reasons.
+// Explanation is the result of a lookup, and how the server found it.
 type Explanation struct {
 	Name    string   `json:"name"`
 	Type    string   `json:"type"`
 	Rcode   string   `json:"rcode"`
 	Answers []string `json:"answers"`
-	// Source is "mesh", "cache", "resolver", "stale" or "failed".
+	// Source is "mesh" (name table), "cache", "resolver", "stale" (expired answer in the cache) or "failed".
 	Source string `json:"source"`
 	Steps  []Step `json:"steps"`
 }
 
-// Step is one queried name: stub resolvers try several because of search domains.
+// Step is the query for one name. A stub resolver may query several names, because it appends search domains.
 type Step struct {
 	Query  string `json:"asked"`
 	Rcode  string `json:"rcode"`
@@ -29,15 +29,15 @@ type Step struct {
 	Why    string `json:"why"`
 }
 
-// Lookup resolves a name as a stub resolver with this resolv.conf would through this server, and explains the result. A
-// name that ends with a dot is not completed. rrtype is a record type such as A or AAAA.
+// Lookup resolves a name in the same way as a stub resolver that uses this server and the same resolv.conf. It explains
+// each step. Search domains are not appended to a name that ends with a dot. rrtype is a record type such as A or AAAA.
 func (s *Server) Lookup(ctx context.Context, name, rrtype string) (Explanation, error) {
 	qtype, ok := dns.StringToType[strings.ToUpper(rrtype)]
 	if !ok || qtype == dns.TypeAXFR || qtype == dns.TypeIXFR {
-		return Explanation{}, fmt.Errorf("%q is not a DNS record type that can be queried; try A, AAAA, PTR or SRV", rrtype)
+		return Explanation{}, fmt.Errorf("%q is not a supported DNS record type: use for example A, AAAA, PTR or SRV", rrtype)
 	}
 	if _, ok := canonical(name); !ok {
-		return Explanation{}, fmt.Errorf("%q is not a DNS name", name)
+		return Explanation{}, fmt.Errorf("%q is not a valid DNS name", name)
 	}
 	s.conf.check(s.config.Now())
 	e := Explanation{Name: name, Type: dns.TypeToString[qtype]}
@@ -48,7 +48,8 @@ func (s *Server) Lookup(ctx context.Context, name, rrtype string) (Explanation, 
 		if len(e.Answers) > 0 {
 			return e, nil
 		}
-		// As in a stub resolver: an existing name without such records is the answer, unless a later name has some.
+		// As in a stub resolver, the result is the first name that exists, even without records of this type, unless a
+		// later candidate has records.
 		if step := e.Steps[before]; bare == nil && step.Rcode == dns.RcodeToString[dns.RcodeSuccess] {
 			found := e
 			bare = &found
@@ -61,7 +62,7 @@ func (s *Server) Lookup(ctx context.Context, name, rrtype string) (Explanation, 
 	return e, nil
 }
 
-// candidates returns the names that a stub resolver queries, by the ndots rule.
+// candidates returns the names that a stub resolver queries, in order. The order depends on the option ndots.
 func (s *Server) candidates(name string) []string {
 	if strings.HasSuffix(name, ".") {
 		return []string{name}
@@ -81,6 +82,7 @@ func (s *Server) candidates(name string) []string {
 	return append(expanded, name+".")
 }
 
+// try resolves one name and appends the step.
 func (e *Explanation) try(ctx context.Context, s *Server, name string, qtype uint16) {
 	m := new(dns.Msg)
 	m.SetQuestion(name, qtype)
@@ -98,7 +100,8 @@ func (e *Explanation) try(ctx context.Context, s *Server, name string, qtype uin
 	e.Steps = append(e.Steps, Step{Query: name, Rcode: e.Rcode, Source: source, Why: why})
 }
 
-// explain answers as answerLocally and forwarded do, and explains the answer.
+// explain responds to a query in the same way as answerLocally and forwarded. It also returns the source of the answer
+// and an explanation.
 func (s *Server) explain(ctx context.Context, q *query) (wire []byte, source, why string) {
 	x := s.index.Load()
 	if x == nil && !s.config.ForwardWithoutTable {
@@ -106,7 +109,7 @@ func (s *Server) explain(ctx context.Context, q *query) (wire []byte, source, wh
 	}
 	if x != nil {
 		if m, ok := x.meshAnswer(q, s.config.TTL); ok {
-			return q.pack(m), sourceMesh, x.reason(q.key)
+			return q.pack(m), sourceMesh, x.explainMatch(q.key)
 		}
 	}
 	a, source, err := s.forward.resolve(ctx, q.key)
@@ -116,13 +119,14 @@ func (s *Server) explain(ctx context.Context, q *query) (wire []byte, source, wh
 	return s.finish(q, a), source, s.describeSource(a, source)
 }
 
-func (x *index) reason(key question) string {
+// explainMatch explains an answer from the name table.
+func (x *index) explainMatch(key question) string {
 	if key.qtype == dns.TypePTR {
 		return "the address belongs to a host of the mesh"
 	}
 	found, ok := x.find(key.name)
 	if !ok {
-		return "the name is a port of a host of the mesh"
+		return "the name specifies a port of a host of the mesh"
 	}
 	e := x.table.Hosts[strings.TrimSuffix(found.record.host, ".")]
 	rule := found.rule
@@ -134,23 +138,25 @@ func (x *index) reason(key question) string {
 		why += fmt.Sprintf(" (registry %s, namespace %q)", e.Registry, e.Namespace)
 	}
 	if key.qtype == dns.TypeA && len(found.record.v4) == 0 || key.qtype == dns.TypeAAAA && len(found.record.v6) == 0 {
-		why += "; it has no address of this family"
+		why += "; the host does not have an address of this family"
 	}
 	return why
 }
 
+// describeSource explains an answer from the cache or a resolver.
 func (s *Server) describeSource(a *answer, source string) string {
 	age := a.age(s.config.Now()).Round(time.Second)
 	switch source {
 	case sourceCache:
-		return fmt.Sprintf("not of the mesh; resolver %s said so %s ago", a.server, age)
+		return fmt.Sprintf("not a mesh name; cached answer of resolver %s, received %s ago", a.server, age)
 	case sourceStale:
-		return fmt.Sprintf("not of the mesh; no resolver answers now, but %s said so %s ago", a.server, age)
+		return fmt.Sprintf("not a mesh name; the resolvers do not respond; expired answer of resolver %s, received %s ago", a.server, age)
 	}
-	return "not of the mesh; resolver " + a.server + " said so"
+	return "not a mesh name; answer of resolver " + a.server
 }
 
-// ReverseName returns the PTR name of an address, and sets an empty type to PTR. It returns any other name unchanged.
+// ReverseName returns the name of a PTR query if name is an IP address and *rrtype is "" or PTR. It then sets *rrtype
+// to PTR. Otherwise it returns name unchanged.
 func ReverseName(name string, rrtype *string) string {
 	ip, err := netip.ParseAddr(name)
 	if err != nil || *rrtype != "" && !strings.EqualFold(*rrtype, "PTR") {

@@ -6,17 +6,17 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Sources of answers, as values of the metric's label.
+// Sources of answers: values of the label "source" of pilotfish_dns_answers_total.
 const (
-	sourceMesh     = "mesh"
-	sourceCache    = "cache"
-	sourceResolver = "resolver"
-	sourceStale    = "stale"
-	sourceFailed   = "failed"
-	sourceRefused  = "refused"
+	sourceMesh     = "mesh"     // the name table
+	sourceCache    = "cache"    // a cached answer of a resolver
+	sourceResolver = "resolver" // a resolver
+	sourceStale    = "stale"    // an expired answer in the cache
+	sourceFailed   = "failed"   // no resolver responded
+	sourceRefused  = "refused"  // the query is not supported
 )
 
-// metrics have the same names as in Istio's agent where it has them.
+// metrics are the server's metrics. A metric that also exists in Istio's agent has the same name as there.
 type metrics struct {
 	requests, upstreamRequests, upstreamFailures prometheus.Counter
 	upstreamTime                                 prometheus.Histogram
@@ -33,13 +33,13 @@ func newMetrics() *metrics {
 	m := &metrics{
 		requests:         counter("istio_agent_dns_requests_total", "DNS queries received."),
 		upstreamRequests: counter("istio_agent_dns_upstream_requests_total", "DNS queries sent to resolvers."),
-		upstreamFailures: counter("istio_agent_dns_upstream_failures_total", "DNS queries that a resolver did not answer, or answered with a failure."),
+		upstreamFailures: counter("istio_agent_dns_upstream_failures_total", "DNS queries to which a resolver did not respond, or responded with a failure."),
 		upstreamTime: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "istio_agent_dns_upstream_request_duration_seconds", Help: "Response time of resolvers.",
 			Buckets: []float64{.001, .005, .02, .1, .5, 1, 2, 5},
 		}),
 		answers: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "pilotfish_dns_answers_total", Help: "DNS queries by the source of the answer.",
+			Name: "pilotfish_dns_answers_total", Help: "Responses to DNS queries, by the source of the answer.",
 		}, []string{"source"}),
 		dropped: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "pilotfish_dns_dropped_total", Help: "DNS packets and connections that were dropped, by reason.",
@@ -69,10 +69,10 @@ func (m *metrics) register(r prometheus.Registerer, s *Server) error {
 		return 0
 	})
 	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "pilotfish_dns_cache_entries", Help: "Cached answers of resolvers.",
+		Name: "pilotfish_dns_cache_entries", Help: "Answers of resolvers in the cache.",
 	}, func() float64 { return float64(s.forward.cache.len()) })
 	received := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "pilotfish_dns_names_received_timestamp_seconds", Help: "Unix time at which the control plane sent the current name table; 0 if there is none.",
+		Name: "pilotfish_dns_names_received_timestamp_seconds", Help: "Unix time at which the control plane sent the current name table; 0 without a name table.",
 	}, func() float64 {
 		if at, _ := s.age(); !at.IsZero() {
 			return float64(at.Unix())
@@ -80,7 +80,7 @@ func (m *metrics) register(r prometheus.Registerer, s *Server) error {
 		return 0
 	})
 	fromDisk := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "pilotfish_dns_names_kept", Help: "1 while the name table is the stored one of an earlier run.",
+		Name: "pilotfish_dns_names_kept", Help: "1 while the server uses the name table that an earlier run stored on disk, else 0.",
 	}, func() float64 {
 		if _, kept := s.age(); kept {
 			return 1

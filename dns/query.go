@@ -8,25 +8,25 @@ import (
 )
 
 const (
-	// maxUDP is the maximum UDP message size with EDNS. minUDP is the size that every client supports.
+	// maxUDP is the maximum size of a UDP message with EDNS, in bytes. minUDP is the size that every client supports.
 	maxUDP = 4096
 	minUDP = dns.MinMsgSize
 )
 
-// query is a received query.
+// query is a query that a client sent.
 type query struct {
 	msg      *dns.Msg
 	key      question
 	id       uint16
-	recurse  bool
-	edns     bool
-	tcp      bool
-	size     int    // maximum size of the answer
-	spelling []byte // the name as spelled in the query: answers repeat it byte by byte
+	recurse  bool   // the RD bit
+	edns     bool   // the query has an OPT record
+	tcp      bool   // the query was received over TCP
+	size     int    // maximum size of the response in bytes
+	spelling []byte // the name in wire format, with the client's letter case, which the response repeats
 }
 
-// parseQuery parses a message. For a message that is not a valid query, refusal is the response, or nil for none: a
-// response to a response would cause a loop.
+// parseQuery parses a message. If the message is not a supported query, q is nil and refusal is the error response.
+// refusal is nil too if the message is a DNS response, because responding to it could cause a loop.
 func parseQuery(wire []byte, tcp bool) (q *query, refusal []byte) {
 	if len(wire) < headerBytes || wire[2]&0x80 != 0 {
 		return nil, nil
@@ -41,12 +41,12 @@ func parseQuery(wire []byte, tcp bool) (q *query, refusal []byte) {
 	case len(m.Question) != 1 || len(m.Answer) > 0:
 		return nil, refuse(wire, dns.RcodeFormatError)
 	}
-	asked := m.Question[0]
-	if asked.Qclass != dns.ClassINET || asked.Qtype == dns.TypeAXFR || asked.Qtype == dns.TypeIXFR {
+	first := m.Question[0]
+	if first.Qclass != dns.ClassINET || first.Qtype == dns.TypeAXFR || first.Qtype == dns.TypeIXFR {
 		return nil, refuse(wire, dns.RcodeRefused)
 	}
 	q = &query{msg: m, id: m.Id, recurse: m.RecursionDesired, tcp: tcp, size: minUDP}
-	q.key = question{name: strings.ToLower(asked.Name), qtype: asked.Qtype, class: asked.Qclass, nocheck: m.CheckingDisabled}
+	q.key = question{name: strings.ToLower(first.Name), qtype: first.Qtype, class: first.Qclass, nocheck: m.CheckingDisabled}
 	if end := skipName(wire, headerBytes); end > headerBytes {
 		q.spelling = wire[headerBytes:end]
 	}
@@ -63,7 +63,8 @@ func parseQuery(wire []byte, tcp bool) (q *query, refusal []byte) {
 	return q, nil
 }
 
-// refuse returns a response that consists of the header only, which is never larger than the query.
+// refuse returns an error response that consists of the header only. It is never larger than the query, so it cannot be
+// used for amplification attacks.
 func refuse(wire []byte, rcode int) []byte {
 	out := make([]byte, headerBytes)
 	copy(out, wire[:4])
@@ -73,7 +74,7 @@ func refuse(wire []byte, rcode int) []byte {
 	return out
 }
 
-// fail returns an error response.
+// fail returns an error response that repeats the question.
 func (q *query) fail(rcode int) []byte {
 	m := new(dns.Msg)
 	m.SetRcode(q.msg, rcode)
@@ -81,7 +82,7 @@ func (q *query) fail(rcode int) []byte {
 	return q.pack(m)
 }
 
-// truncated returns a response that makes the client use TCP.
+// truncated returns an empty response with the TC bit, so that the client repeats the query over TCP.
 func (q *query) truncated() []byte {
 	m := new(dns.Msg)
 	m.SetReply(q.msg)
@@ -89,6 +90,7 @@ func (q *query) truncated() []byte {
 	return q.pack(m)
 }
 
+// pack adds an OPT record if the query has one, and packs the response within the client's maximum size.
 func (q *query) pack(m *dns.Msg) []byte {
 	if q.edns {
 		m.SetEdns0(maxUDP, q.key.dnssec)

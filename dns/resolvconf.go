@@ -22,8 +22,8 @@ const (
 	maxResolvConfBytes = 64 << 10
 	maxResolvers       = 8
 	maxSearchDomains   = 32
-	// checkEvery is the minimum time between two checks of the file. Queries trigger the checks, so an idle server does
-	// not wake up.
+	// checkEvery is the minimum interval between two checks of the file. Queries trigger the checks, so that an idle
+	// server uses no CPU time.
 	checkEvery = time.Second
 )
 
@@ -36,7 +36,8 @@ type resolvConf struct {
 	useTCP  bool
 }
 
-// parseResolvConf skips unknown lines, as resolvers do. The last "search" or "domain" line counts.
+// parseResolvConf parses a resolv.conf. It ignores unknown lines, as resolvers do. If there are several "search" or
+// "domain" lines, the last one applies.
 func parseResolvConf(text []byte) resolvConf {
 	conf := resolvConf{ndots: 1}
 	lines := bufio.NewScanner(bytes.NewReader(text))
@@ -60,7 +61,7 @@ func parseResolvConf(text []byte) resolvConf {
 	return conf
 }
 
-// parseServer parses an address. It also accepts a port, which is an extension.
+// parseServer parses the address of a resolver, with an optional port. The port is an extension of pilotfish.
 func parseServer(text string) (netip.AddrPort, bool) {
 	if ip, err := netip.ParseAddr(text); err == nil {
 		return netip.AddrPortFrom(ip, 53), true
@@ -99,28 +100,29 @@ func (c resolvConf) equal(o resolvConf) bool {
 		c.ndots == o.ndots && c.rotate == o.rotate && c.useTCP == o.useTCP
 }
 
-// confFile watches the file. After the first read, a missing or empty file changes nothing.
+// confFile reads a resolv.conf when it changes. If the file becomes unreadable or contains no resolver, the last
+// configuration remains in use.
 type confFile struct {
 	path string
-	// changed is called with the first content and with each different content.
+	// changed is called with the first configuration and with each different one.
 	changed func(resolvConf)
 
-	nextCheck atomic.Int64 // time of the next check, in nanoseconds of the clock
+	nextCheck atomic.Int64 // Unix time of the next check, in nanoseconds
 	mu        sync.Mutex
-	seen      fs.FileInfo
+	seen      fs.FileInfo // of the file that was read last
 	last      resolvConf
-	err       error
+	err       error // of the last attempt to read the file
 }
 
 // check reads the file if a check is due and the file has changed.
 func (f *confFile) check(now time.Time) {
 	due := f.nextCheck.Load()
 	wait := due - now.UnixNano()
-	if wait > 0 && wait <= int64(checkEvery) { // a longer time means that the clock was set back
+	if wait > 0 && wait <= int64(checkEvery) { // a larger value means that the clock was set back
 		return
 	}
 	if !f.nextCheck.CompareAndSwap(due, now.Add(checkEvery).UnixNano()) {
-		return // another goroutine checks
+		return // another goroutine is checking the file
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -140,6 +142,7 @@ func (f *confFile) check(now time.Time) {
 	}
 }
 
+// problem returns the error of the last attempt to read the file, or nil.
 func (f *confFile) problem() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -158,7 +161,7 @@ func readResolvConf(path string) (resolvConf, error) {
 	}
 	conf := parseResolvConf(text)
 	if len(conf.servers) == 0 {
-		return resolvConf{}, fmt.Errorf("%s names no resolver; add a line such as \"nameserver 10.96.0.10\"", path)
+		return resolvConf{}, fmt.Errorf("%s does not contain a resolver; add a line such as \"nameserver 10.96.0.10\"", path)
 	}
 	return conf, nil
 }

@@ -13,22 +13,24 @@ import (
 )
 
 const (
-	// maxConnections limits the open connections of one address. A connection is closed after idleConnection without a
-	// query, or when the client does not read an answer within answerWithin.
+	// maxConnections limits the open TCP connections per listen address.
 	maxConnections = 256
+	// idleConnection is the time without a query after which the server closes a TCP connection.
 	idleConnection = 10 * time.Second
-	answerWithin   = 5 * time.Second
+	// writeTimeout is the timeout for sending a response on a TCP connection. It expires if the client does not read.
+	writeTimeout = 5 * time.Second
 )
 
-// Reasons for dropped queries, as values of the metric's label.
+// Reasons for dropped packets and connections: values of the label "reason" of pilotfish_dns_dropped_total.
 const (
-	dropSource    = "source"
-	dropMalformed = "malformed"
-	dropFull      = "limit"
-	dropIdle      = "idle"
+	dropSource    = "source"    // the client's address is not allowed
+	dropMalformed = "malformed" // the message is not a DNS query
+	dropFull      = "limit"     // too many queries wait for resolvers, or too many connections are busy
+	dropIdle      = "idle"      // an idle connection was closed in favor of a new one
 )
 
-// serveUDP answers local names and cached names at once. Other queries are forwarded by goroutines.
+// serveUDP serves queries on a UDP socket until ctx ends. It answers queries from the name table and the cache itself,
+// and forwards other queries in goroutines.
 func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
@@ -66,7 +68,8 @@ func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 	}
 }
 
-// receive parses a query, and answers it if no resolver is needed.
+// receive parses a query and answers it from the name table or the cache. It returns a query without a response if the
+// query must be forwarded. If the message is not a valid query, it returns a nil query, and an error response or nil.
 func (s *Server) receive(wire []byte, tcp bool) (*query, []byte) {
 	s.metrics.requests.Inc()
 	s.conf.check(s.config.Now())
@@ -82,19 +85,20 @@ func (s *Server) receive(wire []byte, tcp bool) (*query, []byte) {
 	return q, s.answerLocally(q)
 }
 
-// forwardUDP forwards a query in a goroutine, unless too many queries are being forwarded.
+// forwardUDP forwards a query in a goroutine. If too many queries are being forwarded, it responds with SERVFAIL.
 func (s *Server) forwardUDP(ctx context.Context, packets *packets, q *query, from peer, waiting *sync.WaitGroup) {
 	if !s.enter() {
 		packets.write(q.fail(rcodeBusy), from)
 		return
 	}
-	q.spelling = append([]byte(nil), q.spelling...) // the caller reuses the buffer
+	q.spelling = append([]byte(nil), q.spelling...) // the caller reuses the buffer that it refers to
 	waiting.Go(func() {
 		defer s.leave()
 		packets.write(s.forwarded(ctx, q), from)
 	})
 }
 
+// enter reserves one of the maxWaiting slots for queries that wait for a resolver. It returns false if all are used.
 func (s *Server) enter() bool {
 	select {
 	case s.slots <- struct{}{}:
@@ -139,7 +143,7 @@ func (s *Server) serveTCP(ctx context.Context, listener *net.TCPListener) error 
 	}
 }
 
-// admit adds a connection to the limiter. It returns nil when the client's address is not allowed, or no slot is free.
+// admit adds a connection to the limiter. It returns nil if the client's address is not allowed or the limiter is full.
 func (s *Server) admit(conn *net.TCPConn, limit *connLimit) *clientConn {
 	if !s.guard.admits(conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()) {
 		s.metrics.dropped.WithLabelValues(dropSource).Inc()
@@ -155,19 +159,19 @@ func (s *Server) admit(conn *net.TCPConn, limit *connLimit) *clientConn {
 	return client
 }
 
-// maxPipelined limits the concurrently forwarded queries of one connection.
+// maxPipelined limits how many queries of one TCP connection are forwarded concurrently.
 const maxPipelined = 16
 
-// serveConn answers the queries of a TCP connection. It answers local and cached names at once and forwards other
-// queries concurrently, so answers may be out of order (RFC 7766, section 6.2.1.1).
+// serveConn serves the queries of a TCP connection. It answers queries from the name table and the cache immediately,
+// and forwards other queries concurrently. Responses may therefore be out of order (RFC 7766, section 6.2.1.1).
 func (s *Server) serveConn(ctx context.Context, conn *clientConn, limit *connLimit) {
 	defer func() { _ = conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	t := &tcpSession{conn: conn.TCPConn}
 	var forwarding sync.WaitGroup
-	defer forwarding.Wait() // also when the client has closed its side
-	places := make(chan struct{}, maxPipelined)
+	defer forwarding.Wait() // send pending responses even after the client has closed its side
+	slots := make(chan struct{}, maxPipelined)
 	for {
 		_ = conn.SetReadDeadline(time.Now().Add(idleConnection))
 		wire, err := readFramed(conn)
@@ -182,29 +186,29 @@ func (s *Server) serveConn(ctx context.Context, conn *clientConn, limit *connLim
 			limit.touch(conn)
 			continue
 		}
-		places <- struct{}{}
+		slots <- struct{}{}
 		limit.begin(conn)
 		forwarding.Go(func() {
-			defer func() { <-places }()
+			defer func() { <-slots }()
 			defer limit.end(conn)
 			t.send(s.forwardedByTCP(ctx, q))
 		})
 	}
 }
 
-// tcpSession serializes the answers on one connection.
+// tcpSession serializes the responses on one TCP connection.
 type tcpSession struct {
 	mu   sync.Mutex
 	conn *net.TCPConn
 }
 
-// send sends an answer. It closes the connection if the answer is empty or cannot be sent.
-func (t *tcpSession) send(answer []byte) bool {
+// send sends a response. If the response is empty or cannot be sent, it closes the connection and returns false.
+func (t *tcpSession) send(response []byte) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(answer) > 0 {
-		_ = t.conn.SetWriteDeadline(time.Now().Add(answerWithin))
-		if _, err := t.conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(answer))), answer...)); err == nil {
+	if len(response) > 0 {
+		_ = t.conn.SetWriteDeadline(time.Now().Add(writeTimeout))
+		if _, err := t.conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(response))), response...)); err == nil {
 			return true
 		}
 	}
@@ -220,7 +224,8 @@ func (s *Server) forwardedByTCP(ctx context.Context, q *query) []byte {
 	return s.forwarded(ctx, q)
 }
 
-// readFramed reads a message with its length prefix. It returns an error for long messages: queries are small.
+// readFramed reads a message with a length prefix. It returns an error for a message larger than maxUDP, because
+// queries are small.
 func readFramed(r io.Reader) ([]byte, error) {
 	var length [2]byte
 	if _, err := io.ReadFull(r, length[:]); err != nil {
@@ -228,7 +233,7 @@ func readFramed(r io.Reader) ([]byte, error) {
 	}
 	n := int(binary.BigEndian.Uint16(length[:]))
 	if n > maxUDP {
-		return nil, fmt.Errorf("a query of %d bytes", n)
+		return nil, fmt.Errorf("the query of %d bytes exceeds the limit of %d", n, maxUDP)
 	}
 	wire := make([]byte, n)
 	_, err := io.ReadFull(r, wire)

@@ -26,23 +26,25 @@ type Server struct {
 	sockets   []socket
 	conf      *confFile
 	forward   *forwarder
-	cancel    context.CancelFunc // ends the forwarder's requests
-	slots     chan struct{}      // for queries that wait for a resolver
-	tableFile *tableFile         // nil when the table is not stored
+	cancel    context.CancelFunc // cancels the forwarder's requests
+	slots     chan struct{}      // contains an element per query that waits for a resolver
+	tableFile *tableFile         // nil if the table is not stored on disk
 
 	index    atomic.Pointer[index] // nil before the first table
 	mu       sync.Mutex            // guards the fields below
 	table    *Table
 	received time.Time // when the control plane sent the table
-	fromDisk bool      // the table was read from disk, and the control plane has sent none since
+	fromDisk bool      // the table was read from disk, because the control plane has not sent one yet
 	search   []string
 	ndots    int
 }
 
-// maxWaiting limits the queries that wait for a resolver. Further queries fail.
+// maxWaiting limits the number of queries that wait for a resolver. The server responds to further queries with
+// SERVFAIL.
 const maxWaiting = 1024
 
-// New opens the sockets and reads resolv.conf. The server answers queries when Run is called.
+// New opens the sockets, and reads resolv.conf and the stored name table. The server does not respond to queries until
+// Run is called.
 func New(config Config) (*Server, error) {
 	config = config.withDefaults()
 	if len(config.Listen) == 0 {
@@ -66,7 +68,7 @@ func New(config Config) (*Server, error) {
 	s.conf = &confFile{path: config.ResolvConf, changed: s.reconfigure}
 	s.conf.check(config.Now())
 	if err := s.conf.problem(); err != nil {
-		config.Logger.Warn("names outside the mesh cannot be resolved", "error", err)
+		config.Logger.Warn("cannot resolve names outside the mesh", "error", err)
 	}
 	if err := s.metrics.register(config.Registerer, s); err != nil {
 		s.Close()
@@ -75,7 +77,7 @@ func New(config Config) (*Server, error) {
 	if s.tableFile = newTableFile(config, s.metrics.keepFailures.Inc); s.tableFile != nil {
 		if table, received := s.tableFile.load(); table != nil {
 			s.swap(table, received, true)
-			config.Logger.Info("the stored name table of an earlier run is used", "hosts", len(table.Hosts), "received", received)
+			config.Logger.Info("using the name table that an earlier run stored, until the control plane sends one", "hosts", len(table.Hosts), "received", received)
 		}
 	}
 	return s, nil
@@ -87,7 +89,7 @@ func (s *Server) Close() {
 	closeAll(s.sockets)
 }
 
-// Run answers queries until the context is cancelled. Call it once.
+// Run serves queries until the context is cancelled or a socket fails permanently. Call it at most once.
 func (s *Server) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -122,15 +124,15 @@ func (s *Server) Addresses() []netip.AddrPort {
 // SetNames replaces the name table. The caller must not change the table afterwards.
 func (s *Server) SetNames(t *Table) { s.swap(t, s.config.Now(), false) }
 
-// Update decodes a NameTable of the control plane, replaces the name table with it, and stores it on disk. After an
-// error the previous table stays in use.
+// Update replaces the name table with a NameTable message from the control plane, and stores the message on disk. If
+// Update returns an error, the previous table remains in use.
 func (s *Server) Update(wire []byte) error {
 	t, err := DecodeTable(wire)
 	if err != nil {
 		return err
 	}
 	if t.Skipped > 0 {
-		s.config.Logger.Warn("invalid hosts or addresses of the name table were skipped", "count", t.Skipped)
+		s.config.Logger.Warn("skipped invalid hosts, addresses or ports in the name table of the control plane", "count", t.Skipped)
 	}
 	now := s.config.Now()
 	s.swap(t, now, false)
@@ -154,24 +156,26 @@ func (s *Server) age() (received time.Time, fromDisk bool) {
 	return s.received, s.fromDisk
 }
 
+// reconfigure applies a new resolv.conf.
 func (s *Server) reconfigure(conf resolvConf) {
 	s.forward.use(conf)
 	s.forward.cache.clear()
-	s.config.Logger.Info("resolvers read", "file", s.config.ResolvConf, "resolvers", conf.servers, "search", conf.search)
+	s.config.Logger.Info("using the resolvers of resolv.conf", "file", s.config.ResolvConf, "resolvers", conf.servers, "search", conf.search)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.search, s.ndots = conf.search, conf.ndots
 	s.rebuild()
 }
 
+// rebuild builds the index from the current table and search domains. The caller holds the lock.
 func (s *Server) rebuild() {
 	if s.table != nil {
 		s.index.Store(newIndex(s.table, s.config.workloadDomain(), s.search))
 	}
 }
 
-// Condition returns the server's health. Missing resolvers are not unhealthy as long as there is a name table, but they
-// are reported.
+// Condition returns the server's health. It is OK once the server has a name table, or if ForwardWithoutTable is set.
+// The reason also reports resolvers that do not respond, and a table from disk.
 func (s *Server) Condition() health.Condition {
 	if s.index.Load() == nil && !s.config.ForwardWithoutTable {
 		return health.Condition{
@@ -181,18 +185,18 @@ func (s *Server) Condition() health.Condition {
 	}
 	var notes []string
 	if received, kept := s.age(); kept {
-		notes = append(notes, fmt.Sprintf("the name table is the stored one of %s, %s ago: the control plane has not sent one since the start",
+		notes = append(notes, fmt.Sprintf("the name table was read from disk and is of %s, %s ago, because the control plane has not sent one since the start",
 			received.UTC().Format(time.RFC3339), s.config.Now().Sub(received).Round(time.Second)))
 	}
 	if err := s.conf.problem(); err != nil {
 		notes = append(notes, err.Error())
 	} else if !s.forward.anyUp() {
-		notes = append(notes, "no resolver of "+s.config.ResolvConf+" answers")
+		notes = append(notes, "none of the resolvers in "+s.config.ResolvConf+" responds")
 	}
 	return health.Condition{OK: true, Reason: strings.Join(notes, "; ")}
 }
 
-// answerLocally answers a query that needs no resolver. It returns nil if a resolver is needed.
+// answerLocally answers a query from the name table or the cache. It returns nil if the query must be forwarded.
 func (s *Server) answerLocally(q *query) []byte {
 	x := s.index.Load()
 	if x == nil {
@@ -209,8 +213,8 @@ func (s *Server) answerLocally(q *query) []byte {
 	return s.fromCache(q)
 }
 
-// fromCache answers from the cache. ANY queries over UDP get a truncated answer: over TCP the source address cannot be
-// forged.
+// fromCache answers a query from the cache, or returns nil. The response to an ANY query over UDP is truncated, so that
+// the client repeats it over TCP, where it cannot forge its address. ANY queries are used for amplification attacks.
 func (s *Server) fromCache(q *query) []byte {
 	if q.key.qtype == dns.TypeANY && !q.tcp {
 		s.metrics.answers.WithLabelValues(sourceRefused).Inc()
@@ -223,21 +227,21 @@ func (s *Server) fromCache(q *query) []byte {
 	return nil
 }
 
-// forwarded answers with the help of a resolver.
+// forwarded forwards a query to the resolvers and returns the response for the client.
 func (s *Server) forwarded(ctx context.Context, q *query) []byte {
 	a, source, err := s.forward.resolve(ctx, q.key)
 	s.metrics.answers.WithLabelValues(source).Inc()
 	if err != nil {
-		s.config.Logger.Debug("a query was not answered", "name", q.key.name, "type", dns.TypeToString[q.key.qtype], "error", err)
+		s.config.Logger.Debug("resolving a query failed", "name", q.key.name, "type", dns.TypeToString[q.key.qtype], "error", err)
 		return s.unanswered(q)
 	}
 	return s.finish(q, a)
 }
 
-// finish returns the response for an answer. If resolvers do not know a mesh name, it returns an empty answer and not a
-// name error: clients would apply a name error to the name's addresses as well.
+// finish returns the response for a resolver's answer. If the resolver responds with NXDOMAIN for a mesh name, finish
+// returns an empty response instead. With NXDOMAIN, clients would assume that the name does not have addresses either.
 func (s *Server) finish(q *query, a *answer) []byte {
-	if isFailure(a.rcode) && s.hasNoMore(q.key) {
+	if isFailure(a.rcode) && s.hasOnlyAddresses(q.key) {
 		return q.pack(reply(q))
 	}
 	if a.rcode == dns.RcodeNameError {
@@ -250,17 +254,17 @@ func (s *Server) finish(q *query, a *answer) []byte {
 	return a.write(q, s.config.Now())
 }
 
-// unanswered returns the response when no resolver answers.
+// unanswered returns the response to a query if the resolvers fail.
 func (s *Server) unanswered(q *query) []byte {
-	if s.hasNoMore(q.key) {
+	if s.hasOnlyAddresses(q.key) {
 		return q.pack(reply(q))
 	}
 	return q.fail(dns.RcodeServerFailure)
 }
 
-// hasNoMore reports whether a name has only addresses, so that no resolver needs to be queried for other types. That
-// holds for services of the cluster. Hosts outside may have TXT and MX records.
-func (s *Server) hasNoMore(key question) bool {
+// hasOnlyAddresses reports whether a name is known to have only address records, as services of the cluster do. Hosts
+// outside the cluster may also have other records, such as TXT and MX.
+func (s *Server) hasOnlyAddresses(key question) bool {
 	x := s.index.Load()
 	if x == nil || key.qtype == dns.TypeSRV {
 		return false
@@ -269,6 +273,7 @@ func (s *Server) hasNoMore(key question) bool {
 	return ours && found.record.cluster
 }
 
+// isOurs reports whether an address is one of this server's listen addresses.
 func (s *Server) isOurs(address netip.AddrPort) bool {
 	for _, own := range s.Addresses() {
 		if own.Port() == address.Port() && (own.Addr().Unmap() == address.Addr().Unmap() || own.Addr().IsUnspecified() && s.guard.isOwn(address.Addr())) {
@@ -278,7 +283,7 @@ func (s *Server) isOurs(address netip.AddrPort) bool {
 	return false
 }
 
-// socket is a listening address for UDP and TCP.
+// socket contains the UDP and TCP sockets of one listen address.
 type socket struct {
 	udp *net.UDPConn
 	tcp *net.TCPListener
@@ -302,11 +307,11 @@ func listenAll(addresses []string) ([]socket, error) {
 	return all, nil
 }
 
-// listen opens an address. localhost means IPv4 and IPv6; IPv6 may be disabled.
+// listen opens the sockets of a listen address. The host localhost means 127.0.0.1 and, if IPv6 is available, ::1.
 func listen(address string) ([]socket, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
-		return nil, fmt.Errorf("the DNS address %q is not host:port: %w", address, err)
+		return nil, fmt.Errorf("the DNS listen address %q is not of the form host:port: %w", address, err)
 	}
 	if host != "localhost" {
 		one, err := listenAt(address)
@@ -323,7 +328,7 @@ func listen(address string) ([]socket, error) {
 	switch {
 	case err == nil:
 		return []socket{one, other}, nil
-	case errors.Is(err, syscall.EADDRINUSE): // otherwise, half of the queries would reach the other process
+	case errors.Is(err, syscall.EADDRINUSE): // queries to ::1 would reach another process
 		closeAll([]socket{one})
 		return nil, err
 	}
@@ -332,7 +337,7 @@ func listen(address string) ([]socket, error) {
 
 func listenAt(address string) (socket, error) {
 	var err error
-	for range 10 { // the port that was chosen for TCP may be in use for UDP
+	for range 10 { // for port 0: the port that the kernel chooses for TCP may be in use for UDP
 		var s socket
 		if s, err = tryListen(address); err == nil {
 			return s, nil
@@ -343,12 +348,13 @@ func listenAt(address string) (socket, error) {
 	}
 	remedy := "check which process uses that port, or set another port"
 	if errors.Is(err, fs.ErrPermission) {
-		remedy = "ports below 1024 need the capability NET_BIND_SERVICE; give it to the agent, or set another port"
+		remedy = "ports below 1024 need the capability NET_BIND_SERVICE; grant it to the agent, or set another port"
 	}
-	return socket{}, fmt.Errorf("DNS on %s: %w; %s", address, err, remedy)
+	return socket{}, fmt.Errorf("listening for DNS queries on %s: %w; %s", address, err, remedy)
 }
 
-// tryListen lets TCP choose a free port, because TCP connections occupy many more ports than UDP.
+// tryListen opens the TCP socket and then a UDP socket with the same port. For port 0 the kernel chooses a free TCP
+// port, because more ports are in use for TCP than for UDP.
 func tryListen(address string) (socket, error) {
 	at, err := net.ResolveTCPAddr("tcp", address)
 	if err != nil {

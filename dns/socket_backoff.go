@@ -13,25 +13,25 @@ import (
 const (
 	minPause = 10 * time.Millisecond
 	maxPause = time.Second
-	// logInterval limits the log lines of a socket with frequent errors.
+	// logInterval is the minimum interval between log messages about errors of one socket.
 	logInterval = time.Minute
 )
 
-// errorBackoff delays the next attempt on a socket after an error, for example while no file descriptor is free.
-// Unanswered queries are preferable to an agent that exits.
+// errorBackoff delays the next read or accept on a socket after an error, for example if all file descriptors are in
+// use. The agent retries instead of exiting.
 type errorBackoff struct {
 	log     *slog.Logger
 	backoff backoff.Backoff
-	failing bool
+	failing bool      // the last attempt failed
 	since   time.Time // time of the last logged error
-	logged  bool
+	logged  bool      // the error was logged, so that recovery is logged too
 }
 
 func newErrorBackoff(log *slog.Logger) *errorBackoff {
 	return &errorBackoff{log: log, backoff: backoff.Backoff{Min: minPause, Max: maxPause}}
 }
 
-// wait waits before the next attempt, longer after each error. It returns the error when no attempt can succeed.
+// wait waits before the next attempt, longer after each consecutive error. It returns err if the socket is closed.
 func (s *errorBackoff) wait(ctx context.Context, err error) error {
 	if errors.Is(err, net.ErrClosed) {
 		return err
@@ -50,12 +50,12 @@ func (s *errorBackoff) wait(ctx context.Context, err error) error {
 	return nil
 }
 
-// reset is called when the socket works.
+// reset resets the delay after a successful attempt.
 func (s *errorBackoff) reset() {
 	s.failing = false
 	s.backoff.Reset()
 	if s.logged {
 		s.logged = false
-		s.log.Info("DNS queries are received again", "failed for", time.Since(s.since).Round(time.Millisecond))
+		s.log.Info("receiving DNS queries again", "failed for", time.Since(s.since).Round(time.Millisecond))
 	}
 }

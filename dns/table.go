@@ -8,25 +8,26 @@ import (
 	"github.com/miekg/dns"
 )
 
-// kubernetes is the registry whose services have short names.
+// kubernetes is the name of the service registry whose services have short names.
 const kubernetes = "Kubernetes"
 
-// Table is a name table of the mesh. Do not change it after it was passed to a Server.
+// Table is a name table of the mesh. It must not be changed after it was passed to a Server.
 type Table struct {
-	// Hosts are the entries by host name, whose first label may be *.
+	// Hosts contains the entries by host name. The first label of a name may be * (wildcard).
 	Hosts map[string]Entry
-	// Skipped is the number of invalid hosts and addresses that the decoder has skipped.
+	// Skipped is the number of invalid hosts, addresses and ports that DecodeTable has skipped.
 	Skipped int
 }
 
-// Entry is the data of a host name.
+// Entry is the entry of one host in a name table.
 type Entry struct {
 	IPs       []netip.Addr
-	Registry  string // the service registry, such as "Kubernetes" or "External"
-	ShortName string
-	Namespace string
-	AltHosts  []string
-	// Ports answer SRV queries. Istio's control plane does not send them; without ports, SRV queries are forwarded.
+	Registry  string   // the service registry, such as "Kubernetes" or "External"
+	ShortName string   // name of the Kubernetes service
+	Namespace string   // namespace of the service
+	AltHosts  []string // alternative host names
+	// Ports are the named ports for SRV queries. Istio's control plane does not send them. SRV queries for a host
+	// without ports are forwarded.
 	Ports []Port
 }
 
@@ -37,15 +38,16 @@ type Port struct {
 	Number   uint16
 }
 
-// record is an entry in the form that queries need.
+// record is an Entry prepared for queries.
 type record struct {
 	host    string // fully qualified, in lower case
-	cluster bool   // a service of the cluster
+	cluster bool   // the host is a Kubernetes service of the cluster
 	v4, v6  []netip.Addr
 	ports   []Port
 }
 
-// newRecord removes duplicate addresses: an answer must not contain a record twice (RFC 2181).
+// newRecord returns the record of an entry. It removes duplicate addresses, because an answer must not contain the same
+// record twice (RFC 2181).
 func newRecord(host string, e Entry) *record {
 	r := &record{host: host, cluster: e.Registry == kubernetes, ports: e.Ports}
 	for _, ip := range slices.Compact(slices.SortedFunc(slices.Values(e.IPs), netip.Addr.Compare)) {

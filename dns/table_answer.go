@@ -10,8 +10,8 @@ import (
 	"github.com/miekg/dns"
 )
 
-// meshAnswer answers from the table. ok is false when the name is not in the table, or the table does not have that
-// type of record.
+// meshAnswer answers a query from the table. ok is false if the table does not contain the name, or does not contain
+// records of the requested type.
 func (x *index) meshAnswer(q *query, ttl time.Duration) (m *dns.Msg, ok bool) {
 	if q.key.qtype == dns.TypePTR {
 		return x.pointerAnswer(q, ttl)
@@ -40,6 +40,7 @@ func isAddress(qtype uint16) bool {
 	return qtype == dns.TypeA || qtype == dns.TypeAAAA || qtype == dns.TypeANY
 }
 
+// reply returns an empty, successful response to a query.
 func reply(q *query) *dns.Msg {
 	m := new(dns.Msg)
 	m.SetReply(q.msg)
@@ -51,8 +52,8 @@ func header(name string, rrtype uint16, ttl time.Duration) dns.RR_Header {
 	return dns.RR_Header{Name: name, Rrtype: rrtype, Class: dns.ClassINET, Ttl: uint32(ttl / time.Second)}
 }
 
-// addressRecords returns the addresses in random order, which spreads the load of clients that use the first one.
-// Without an address of the requested family it returns none: the name exists.
+// addressRecords returns the A and AAAA records of a host for a query type. They are in random order, which distributes
+// the load of clients that use the first address.
 func addressRecords(owner string, r *record, qtype uint16, ttl time.Duration) []dns.RR {
 	var rrs []dns.RR
 	if qtype != dns.TypeAAAA {
@@ -69,6 +70,7 @@ func addressRecords(owner string, r *record, qtype uint16, ttl time.Duration) []
 	return rrs
 }
 
+// pointerAnswer answers PTR queries for addresses of hosts in the table.
 func (x *index) pointerAnswer(q *query, ttl time.Duration) (*dns.Msg, bool) {
 	hosts := x.pointers(q.key.name)
 	if len(hosts) == 0 {
@@ -81,7 +83,7 @@ func (x *index) pointerAnswer(q *query, ttl time.Duration) (*dns.Msg, bool) {
 	return m, true
 }
 
-// serviceAnswer answers SRV queries for _port._protocol.host, if the ports of the host are known.
+// serviceAnswer answers SRV queries for _port._protocol.host if the table contains the ports of the host.
 func (x *index) serviceAnswer(q *query, ttl time.Duration) (*dns.Msg, bool) {
 	labels := strings.SplitN(q.key.name, ".", 3)
 	if len(labels) != 3 || !strings.HasPrefix(labels[0], "_") || !strings.HasPrefix(labels[1], "_") {

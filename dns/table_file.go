@@ -18,16 +18,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
 )
 
-// tableFile stores the last name table on disk, so that an agent that starts without a control plane knows mesh names.
-// The file consists of a line with the checksum of the rest, a line with the table's owner and time, and the table as
-// received.
+// tableFile stores the last name table on disk, so that an agent that starts while the control plane is unavailable can
+// resolve mesh names. The first line of the file contains a checksum of the rest. The second line contains the table's
+// owner and time. The table follows as the control plane sent it.
 type tableFile struct {
 	path, owner string
 	log         *slog.Logger
-	failed      func()
-	pending     chan storedTable // the newest table that is not yet written
+	failed      func()           // called when a table could not be written, for metrics
+	pending     chan storedTable // the newest table that has not been written yet
 }
 
+// storedTable is the content of the file. The JSON fields are in its second line.
 type storedTable struct {
 	Owner    string    `json:"owner"`
 	Received time.Time `json:"received"`
@@ -36,9 +37,10 @@ type storedTable struct {
 
 const (
 	fileMagic = "pilotfish-names 1 "
-	// writeInterval is the minimum time between two writes: a busy mesh sends many tables per second.
+	// writeInterval is the minimum interval between two writes. In a busy mesh, the control plane may send several
+	// tables per second.
 	writeInterval = time.Second
-	// maxHeader limits the bytes before the table in the file.
+	// maxHeader limits the size of the two lines before the table, in bytes.
 	maxHeader = 8 << 10
 )
 
@@ -67,7 +69,8 @@ func (k *tableFile) enqueue(wire []byte, received time.Time) {
 	}
 }
 
-// run writes queued tables, with a pause after each. When the context is cancelled, it writes the last queued table.
+// run writes queued tables, at most one per writeInterval. When the context is cancelled, it writes a queued table
+// immediately and returns.
 func (k *tableFile) run(ctx context.Context) {
 	rest := time.NewTimer(0)
 	defer rest.Stop()
@@ -94,7 +97,7 @@ func (k *tableFile) run(ctx context.Context) {
 func (k *tableFile) write(t storedTable) {
 	if err := writeTable(k.path, t); err != nil {
 		k.failed()
-		k.log.Warn("the name table cannot be stored on disk: after a restart without a control plane, names of the mesh cannot be resolved; "+
+		k.log.Warn("cannot store the name table on disk; if the agent restarts while the control plane is unavailable, mesh names cannot be resolved; "+
 			"free disk space, or make the directory writable for the agent", "file", k.path, "error", err)
 	}
 }
@@ -121,7 +124,8 @@ func encodeStored(t storedTable) ([]byte, error) {
 	return append([]byte(fileMagic+hex.EncodeToString(sum[:])+"\n"), rest...), nil
 }
 
-// load reads the file. It returns nil when there is no usable table. Errors are logged and do not prevent a start.
+// load reads the file. It returns nil if the file does not exist, is invalid or belongs to another proxy. It logs
+// errors, which do not prevent the agent's start.
 func (k *tableFile) load() (*Table, time.Time) {
 	text, err := regularfile.Read(k.path, maxTableBytes+maxHeader)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -132,31 +136,31 @@ func (k *tableFile) load() (*Table, time.Time) {
 		t, err = decodeStored(text)
 	}
 	if err == nil && t.Owner != k.owner {
-		err = fmt.Errorf("the file belongs to proxy %.200q, and this proxy is %q", t.Owner, k.owner)
+		err = fmt.Errorf("the file was written for proxy %.200q, but this proxy is %q", t.Owner, k.owner)
 	}
 	var table *Table
 	if err == nil {
 		table, err = DecodeTable(t.wire)
 	}
 	if err != nil {
-		k.log.Warn("the stored name table is not used", "file", k.path, "error", err)
+		k.log.Warn("ignoring the name table on disk", "file", k.path, "error", err)
 		return nil, time.Time{}
 	}
 	return table, t.Received
 }
 
-var errNotKept = errors.New("the file is damaged, or not a stored name table")
+var errNotStored = errors.New("the file is damaged or does not contain a name table")
 
 func decodeStored(text []byte) (storedTable, error) {
 	first, rest, ok := bytes.Cut(text, []byte("\n"))
 	sum := sha256.Sum256(rest)
 	if !ok || string(first) != fileMagic+hex.EncodeToString(sum[:]) {
-		return storedTable{}, errNotKept
+		return storedTable{}, errNotStored
 	}
 	head, wire, ok := bytes.Cut(rest, []byte("\n"))
 	var t storedTable
 	if !ok || len(head) > maxHeader || json.Unmarshal(head, &t) != nil {
-		return storedTable{}, errNotKept
+		return storedTable{}, errNotStored
 	}
 	t.wire = wire
 	return t, nil

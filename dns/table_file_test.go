@@ -113,7 +113,7 @@ func TestStoredNamesOfOthersAndDamagedOnesAreIgnored(t *testing.T) {
 		}
 		config, l := keeping(t, file)
 		s := start(t, config, nil)
-		if c := s.Condition(); c.OK || !strings.Contains(l.String(), "is not used") {
+		if c := s.Condition(); c.OK || !strings.Contains(l.String(), "ignoring the name table on disk") {
 			t.Errorf("%s: %+v; %s", name, c, l)
 		}
 	}
@@ -138,8 +138,8 @@ func TestNamesAreServedWhenTheyCannotBeStored(t *testing.T) {
 	if err := s.Update(encodeTable(meshTable())); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, "it is told", func() error {
-		if !strings.Contains(l.String(), "cannot be stored on disk") {
+	testenv.Eventually(t, "the log reports the error", func() error {
+		if !strings.Contains(l.String(), "cannot store the name table on disk") {
 			return errors.New(l.String())
 		}
 		return nil

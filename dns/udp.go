@@ -5,16 +5,17 @@ import (
 	"net/netip"
 )
 
-// peer is a UDP client and the local address to which it sent its query. A client drops answers from any other address.
+// peer is a UDP client and the local address to which it sent its query. The response must be sent from that address,
+// because clients drop responses from other addresses.
 type peer struct {
 	address netip.AddrPort
-	own     netip.Addr // invalid when the socket has only one address, from which answers are then sent
+	own     netip.Addr // local address; invalid if the socket is bound to one address
 }
 
-// packets reads from and writes to a UDP socket.
+// packets reads queries from a UDP socket and writes responses.
 type packets struct {
 	conn *net.UDPConn
-	room []byte // for the control message of a packet; nil when the kernel sends none
+	room []byte // buffer for a packet's control message; nil if the local address is not requested from the kernel
 }
 
 func newPackets(conn *net.UDPConn) *packets {
@@ -30,14 +31,15 @@ func (p *packets) read(buffer []byte) (n int, from peer, err error) {
 		n, from.address, err = p.conn.ReadFromUDPAddrPort(buffer)
 		return n, from, err
 	}
-	n, told, _, address, err := p.conn.ReadMsgUDPAddrPort(buffer, p.room)
+	n, control, _, address, err := p.conn.ReadMsgUDPAddrPort(buffer, p.room)
 	if err != nil {
 		return 0, peer{}, err
 	}
-	return n, peer{address, destinationOf(p.room[:told])}, nil
+	return n, peer{address, destinationOf(p.room[:control])}, nil
 }
 
-// write sends an answer; it ignores empty answers. Send errors are ignored, because they concern only that client.
+// write sends a response from the address to which the client sent its query. It ignores an empty response. It also
+// ignores errors, because they affect only this client.
 func (p *packets) write(out []byte, to peer) {
 	switch {
 	case len(out) == 0:

@@ -7,12 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// destinationBytes is the size of a control message with a packet's destination address and interface, of either
-// family.
+// destinationBytes is a sufficient size for the control message that contains a packet's destination address, for IPv4
+// and IPv6.
 const destinationBytes = 128
 
-// requestDestination makes the kernel report the destination address of each packet. A dual-stack socket reports IPv4
-// as mapped addresses.
+// requestDestination makes the kernel report the destination address of each packet in a control message. On a
+// dual-stack socket, IPv4 addresses are reported as IPv4-mapped IPv6 addresses.
 func requestDestination(conn *net.UDPConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -36,8 +36,9 @@ func requestDestination(conn *net.UDPConn) error {
 	return failed
 }
 
-func destinationOf(told []byte) netip.Addr {
-	messages, err := unix.ParseSocketControlMessage(told)
+// destinationOf returns the destination address in the control messages of a packet.
+func destinationOf(control []byte) netip.Addr {
+	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
 		return netip.Addr{}
 	}
@@ -46,13 +47,13 @@ func destinationOf(told []byte) netip.Addr {
 		case m.Header.Level == unix.IPPROTO_IPV6 && m.Header.Type == unix.IPV6_PKTINFO && len(m.Data) >= unix.SizeofInet6Pktinfo:
 			return netip.AddrFrom16([16]byte(m.Data[:16]))
 		case m.Header.Level == unix.IPPROTO_IP && m.Header.Type == unix.IP_PKTINFO && len(m.Data) >= unix.SizeofInet4Pktinfo:
-			return netip.AddrFrom4([4]byte(m.Data[4:8])) // the field after the interface; the packet's own destination may be a broadcast address
+			return netip.AddrFrom4([4]byte(m.Data[4:8])) // ipi_spec_dst: a local address even for a broadcast packet
 		}
 	}
 	return netip.Addr{}
 }
 
-// sourceOf returns a control message that sets the source address. The kernel chooses the interface.
+// sourceOf returns a control message that sets a packet's source address. The kernel chooses the interface.
 func sourceOf(own netip.Addr) []byte {
 	if own.Is4() {
 		return unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: own.As4()})

@@ -10,7 +10,8 @@ import (
 
 const destinationBytes = 0
 
-// requestDestination is supported on Linux only. Elsewhere the kernel chooses the source address of answers.
+// requestDestination is implemented only on Linux. On other systems, the kernel chooses the source address of
+// responses.
 func requestDestination(*net.UDPConn) error { return errors.ErrUnsupported }
 
 func destinationOf([]byte) netip.Addr { return netip.Addr{} }

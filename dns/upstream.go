@@ -16,34 +16,39 @@ import (
 )
 
 const (
-	// safeUDP is an answer size that all networks transport without fragmentation. Fragments are easy to forge.
+	// safeUDP is the maximum size of UDP responses that resolvers may send. Networks transport this size without
+	// fragmentation, and fragments are easy to forge.
 	safeUDP = 1232
-	// maxForeign is the number of answers that do not match the query after which the query is repeated over TCP.
+	// maxForeign is the number of received messages that do not match the query, after which the query is repeated over
+	// TCP.
 	maxForeign = 16
-	firstRest  = time.Second
-	maxRest    = 30 * time.Second
+	// firstRest is how long a resolver is considered unhealthy after the first failure. The time doubles with each
+	// further failure, up to maxRest.
+	firstRest = time.Second
+	maxRest   = 30 * time.Second
 )
 
-// upstream is a resolver of resolv.conf with its health.
+// upstream is a resolver of resolv.conf and its health.
 type upstream struct {
 	address netip.AddrPort
-	tcpOnly bool
+	tcpOnly bool // the option use-vc is set
 	now     func() time.Time
 
 	mu       sync.Mutex
-	failures int // consecutive failures
-	resting  time.Time
+	failures int       // consecutive failures
+	resting  time.Time // the resolver is considered unhealthy until this time
 	lastErr  error
 }
 
-// isUp reports whether the resolver should be queried. After failures it is skipped, for longer each time, and then one
-// query tests it.
+// isUp reports whether the resolver is considered healthy. After a failure it is considered unhealthy for a time that
+// doubles with each further failure.
 func (u *upstream) isUp() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.failures == 0 || !u.now().Before(u.resting)
 }
 
+// recordResult updates the resolver's health with the result of a query.
 func (u *upstream) recordResult(err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -55,14 +60,14 @@ func (u *upstream) recordResult(err error) {
 	u.resting = u.now().Add(min(firstRest<<min(u.failures-1, 10), maxRest))
 }
 
-// Reasons for a query over TCP: the answer was too large, or it may be forged.
+// Reasons to repeat a query over TCP: the response was too large for UDP, or it may be forged.
 var (
-	errTruncated = errors.New("the answer was truncated")
-	errCase      = errors.New("the answer does not repeat the name as it was queried")
-	errForeign   = errors.New("too many answers arrived that do not belong to the query")
+	errTruncated = errors.New("the response was truncated")
+	errCase      = errors.New("the response does not repeat the name with the letter case of the query")
+	errForeign   = errors.New("too many received messages do not match the query")
 )
 
-// query sends a question over UDP, or over TCP if UDP does not suffice.
+// query sends a question over UDP and, if the response is truncated or may be forged, again over TCP.
 func (u *upstream) query(ctx context.Context, q question) (*dns.Msg, error) {
 	m, err := u.queryOnce(ctx, q, true)
 	if err == nil && (m.Rcode == dns.RcodeFormatError || m.Rcode == dns.RcodeNotImplemented) {
@@ -88,9 +93,9 @@ func (u *upstream) queryOnce(ctx context.Context, q question, edns bool) (*dns.M
 	return m, err
 }
 
-// retryCase repeats a query after an answer that did not retain the case of the name. Either the answer is forged, or
-// the resolver never retains the case. Without TCP, it accepts a second answer to a query with another ID and port: an
-// attacker would have to guess both again.
+// retryCase repeats a query over TCP after a response that did not repeat the letter case of the name. Either the
+// response was forged, or the resolver does not preserve the case. If TCP fails, retryCase sends another UDP query and
+// accepts the response regardless of its case. An attacker would have to guess the new ID and port as well.
 func (u *upstream) retryCase(ctx context.Context, q question, edns bool) (*dns.Msg, error) {
 	within, cancel := ctx, context.CancelFunc(func() {})
 	if deadline, ok := ctx.Deadline(); ok {
@@ -108,8 +113,8 @@ func (u *upstream) retryCase(ctx context.Context, q question, edns bool) (*dns.M
 	return nil, fmt.Errorf("%w; TCP failed too: %w", errCase, err)
 }
 
-// exchange uses a new socket, whose port the kernel chooses: an attacker who forges an answer must guess the port, the
-// ID and the spelling.
+// exchange sends a query and returns the response. It uses a new socket with a random port. An attacker who forges a
+// response must guess the port, the ID and the letter case of the name.
 func (u *upstream) exchange(ctx context.Context, network string, q question, edns bool) (*dns.Msg, error) {
 	conn, err := u.dial(ctx, network)
 	if err != nil {
@@ -119,22 +124,22 @@ func (u *upstream) exchange(ctx context.Context, network string, q question, edn
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	c := &dns.Conn{Conn: conn, UDPSize: maxUDP}
-	asked := outgoing(q, edns)
-	if err := c.WriteMsg(asked); err != nil {
+	sent := outgoing(q, edns)
+	if err := c.WriteMsg(sent); err != nil {
 		return nil, err
 	}
 	for range maxForeign {
 		m, spelling, err := readMessage(c)
 		if err != nil {
 			if ctx.Err() != nil {
-				return nil, fmt.Errorf("no answer over %s in time: %w", network, ctx.Err())
+				return nil, fmt.Errorf("no response over %s in time: %w", network, ctx.Err())
 			}
 			return nil, err
 		}
-		if m == nil || !belongs(m, asked) {
+		if m == nil || !belongs(m, sent) {
 			continue
 		}
-		return m, verdict(m, asked, spelling, network)
+		return m, checkResponse(m, sent, spelling, network)
 	}
 	return nil, errForeign
 }
@@ -147,11 +152,11 @@ func (u *upstream) dial(ctx context.Context, network string) (net.Conn, error) {
 	return dialer.DialContext(ctx, network, u.address.String())
 }
 
-// udpBuffers are buffers for the maximum UDP message. Most messages are small.
+// udpBuffers is a pool of buffers for received UDP messages. Messages are copied out of them, because most are small.
 var udpBuffers = sync.Pool{New: func() any { return new([maxUDP]byte) }}
 
-// readMessage returns nil for an invalid message. It converts the question's name, to which other names in the message
-// point, to lower case, and returns the original spelling separately.
+// readMessage reads a message. It returns nil for an invalid message. It converts the question's name to lower case,
+// and with it all names that are compressed to it. It returns the original spelling of the name separately.
 func readMessage(c *dns.Conn) (m *dns.Msg, spelling string, err error) {
 	var buffer []byte
 	if _, isTCP := c.Conn.(*net.TCPConn); isTCP {
@@ -189,6 +194,7 @@ func lower(name []byte) {
 	}
 }
 
+// outgoing returns a query message with a random ID and random letter case of the name.
 func outgoing(q question, edns bool) *dns.Msg {
 	m := new(dns.Msg)
 	m.Id = dns.Id()
@@ -200,7 +206,7 @@ func outgoing(q question, edns bool) *dns.Msg {
 	return m
 }
 
-// randomizeCase returns the name with random case of each letter.
+// randomizeCase returns the name with a random case for each letter.
 func randomizeCase(name string) string {
 	coins := make([]byte, len(name))
 	_, _ = rand.Read(coins)
@@ -213,20 +219,22 @@ func randomizeCase(name string) string {
 	return string(spelled)
 }
 
-func belongs(m, asked *dns.Msg) bool {
-	return m.Response && m.Id == asked.Id && m.Opcode == dns.OpcodeQuery && (len(m.Question) == 1 &&
-		m.Question[0].Qtype == asked.Question[0].Qtype && m.Question[0].Qclass == asked.Question[0].Qclass &&
-		strings.EqualFold(m.Question[0].Name, asked.Question[0].Name))
+// belongs reports whether m is a response to the query.
+func belongs(m, query *dns.Msg) bool {
+	return m.Response && m.Id == query.Id && m.Opcode == dns.OpcodeQuery && (len(m.Question) == 1 &&
+		m.Question[0].Qtype == query.Question[0].Qtype && m.Question[0].Qclass == query.Question[0].Qclass &&
+		strings.EqualFold(m.Question[0].Name, query.Question[0].Name))
 }
 
-func verdict(m, asked *dns.Msg, spelling, network string) error {
+// checkResponse returns an error if the response is truncated, or if it may be forged.
+func checkResponse(m, query *dns.Msg, spelling, network string) error {
 	switch {
-	case network == "udp" && spelling != asked.Question[0].Name:
+	case network == "udp" && spelling != query.Question[0].Name:
 		return errCase
 	case network == "udp" && m.Truncated:
 		return errTruncated
 	case m.Truncated:
-		return errors.New("the answer was truncated even over TCP")
+		return errors.New("the response was truncated even over TCP")
 	}
 	return nil
 }
