@@ -53,7 +53,7 @@ func build(t *testing.T, c Config) []byte {
 		t.Fatal(err)
 	}
 	if err := validateAll(b); err != nil {
-		t.Errorf("Envoy's own validation rules refuse it: %v", err)
+		t.Errorf("Envoy's validation rules reject the bootstrap: %v", err)
 	}
 	out, err := Render(c)
 	if err != nil {
@@ -66,7 +66,7 @@ func TestEncodedFileEqualsTheBootstrap(t *testing.T) {
 	for name, config := range golden {
 		t.Run(name, func(t *testing.T) {
 			if config().isCustomized() {
-				return // updates the file that the other tests read
+				return // writes the file that the other tests read
 			}
 			want, err := Build(config())
 			if err != nil {
@@ -78,7 +78,7 @@ func TestEncodedFileEqualsTheBootstrap(t *testing.T) {
 			}
 			got := &bootstrapv3.Bootstrap{}
 			if err := protojson.Unmarshal(text, got); err != nil {
-				t.Fatalf("it is not protobuf's JSON: %v\n%s", err, text)
+				t.Fatalf("the file is not protobuf JSON: %v\n%s", err, text)
 			}
 			if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 				t.Error(diff)
@@ -95,7 +95,7 @@ func TestEnvoyAcceptsEveryGoldenBootstrap(t *testing.T) {
 				c := golden[name]()
 				c.Envoy = numbersOf(t, version)
 				validate(t, envoy, encoded(t, c))
-				if version == testenv.EnvoyVersion { // the same configuration in the form for people
+				if version == testenv.EnvoyVersion { // the same configuration as Render prints it
 					validate(t, envoy, filepath.Join("testdata", name+".json"))
 				}
 			})
@@ -117,7 +117,7 @@ func TestEnvoyGetsTheRuntimeFlagsThatItKnows(t *testing.T) {
 		c.Envoy = numbersOf(t, version)
 		flags := defaultRuntime(c)
 		if _, has := flags[coalesceFlag]; has != knows {
-			t.Errorf("Envoy %s: is told of %s: %v, want %v", version, coalesceFlag, has, knows)
+			t.Errorf("Envoy %s: the bootstrap contains %s: %v, want %v", version, coalesceFlag, has, knows)
 		}
 	}
 }
@@ -128,7 +128,7 @@ func TestHeapMonitorCountsFreedMemoryIfMemoryIsLimited(t *testing.T) {
 	for _, limit := range []uint64{0, 1 << 30} {
 		c.MemoryLimit = limit
 		if _, has := defaultRuntime(c)[allocatedFlag]; has != (limit == 0) {
-			t.Errorf("with a limit of %d bytes the flag is there: %v", limit, has)
+			t.Errorf("with a limit of %d bytes, the flag is set: %v", limit, has)
 		}
 	}
 }
@@ -154,11 +154,11 @@ func validate(t *testing.T, envoy, file string) {
 	cmd.WaitDelay = 5 * time.Second
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		t.Fatalf("%s refuses %s: %v\n%s", envoy, file, err, out)
+		t.Fatalf("%s rejects %s: %v\n%s", envoy, file, err, out)
 	}
 	for line := range strings.Lines(string(out)) {
 		if strings.Contains(line, "[warning]") || strings.Contains(line, "envoy bug") {
-			t.Errorf("Envoy complains of %s: %s", file, line)
+			t.Errorf("Envoy logs a problem of %s: %s", file, line)
 		}
 	}
 }
@@ -256,7 +256,7 @@ func TestBadInputIsRefusedWithItsNameAndRemedy(t *testing.T) {
 			}
 			for _, want := range tc.want {
 				if !strings.Contains(err.Error(), want) {
-					t.Errorf("the error does not say %s: %v", want, err)
+					t.Errorf("the error does not contain %q: %v", want, err)
 				}
 			}
 		})
@@ -314,7 +314,7 @@ func TestTracersThatEnvoyLacksAreWarnedAbout(t *testing.T) {
 	}
 	c.TracingProvider = &meshv1.MeshConfig_ExtensionProvider{Name: "sw", Provider: &meshv1.MeshConfig_ExtensionProvider_Skywalking{}}
 	if w := Warnings(c); len(w) != 1 || !strings.Contains(w[0], "sw") {
-		t.Errorf("a provider that is not taken up: %v", w)
+		t.Errorf("an unsupported provider: %v", w)
 	}
 	c.ProxyConfig.Tracing = &meshv1.Tracing{Tracer: &meshv1.Tracing_Stackdriver_{}}
 	if w := Warnings(c); len(w) != 1 || !strings.Contains(w[0], "stackdriver") || !strings.Contains(w[0], "zipkin") {
@@ -328,7 +328,7 @@ func TestTheHeapLeavesRoomForTheRestOfTheContainer(t *testing.T) {
 		1: 1, 8 * MiB: 4 * MiB, 40 * MiB: 20 * MiB, 64 * MiB: 40 * MiB, 128 * MiB: 104 * MiB, 1000 * MiB: 900 * MiB,
 	} {
 		if got := heapLimit(memory); got != want {
-			t.Errorf("of %d bytes the heap may have %d, want %d", memory, got, want)
+			t.Errorf("with a memory limit of %d bytes, the heap limit is %d, want %d", memory, got, want)
 		}
 	}
 }

@@ -35,7 +35,7 @@ func sidecarAt(t *testing.T, ip string) Config {
 }
 
 // run starts an Envoy with the bootstrap and a control plane without resources. It waits until Envoy's Prometheus port
-// answers.
+// responds.
 func run(t *testing.T, version string, c Config) {
 	t.Helper()
 	c.XDSSocket = filepath.Join(t.TempDir(), "xds")
@@ -47,11 +47,11 @@ func run(t *testing.T, version string, c Config) {
 	})
 }
 
-// echo returns an override with a listener that answers "here" itself and traces every request. The agent does not know
-// its extensions.
+// echo returns an override with a listener that responds "here" and traces every request. The override contains
+// extensions that the agent does not know.
 func echo(c Config, port int) []byte {
 	logs := ""
-	if c.ProxyConfig.GetEnvoyAccessLogService() != nil { // as a control plane refers to it
+	if c.ProxyConfig.GetEnvoyAccessLogService() != nil { // a control plane refers to this service in the same way
 		logs = `access_log: [{name: als, typed_config: {"@type": type.googleapis.com/envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig,
 			common_config: {log_name: all, transport_api_version: V3, grpc_service: {envoy_grpc: {cluster_name: envoy_accesslog_service}}}}}],`
 	}
@@ -67,11 +67,11 @@ func TestEnvoyWithFullHeapShedsLoadAndAnswersProbes(t *testing.T) {
 	for i, version := range testenv.EnvoyVersions() {
 		t.Run(version, func(t *testing.T) {
 			c := sidecarAt(t, fmt.Sprintf("127.101.10.%d", i+1))
-			c.MemoryLimit = 1 << 20 // less than an idle Envoy has
+			c.MemoryLimit = 1 << 20 // less than an idle Envoy uses
 			c.Override = echo(c, 8080)
 			agent(t, c)
 			run(t, version, c)
-			testenv.Eventually(t, "requests refused", func() error {
+			testenv.Eventually(t, "Envoy rejects requests", func() error {
 				response, err := http.Get("http://" + hostPort(c.Bind.String(), 8080))
 				if err != nil {
 					return err
@@ -84,12 +84,12 @@ func TestEnvoyWithFullHeapShedsLoadAndAnswersProbes(t *testing.T) {
 				return nil
 			})
 			if body, err := get("http://" + hostPort(c.Bind.String(), DefaultReadinessPort) + "/healthz/ready"); err != nil || body != "ready" {
-				t.Errorf("the probe's port answers %q, %v", body, err)
+				t.Errorf("the readiness port responds %q, %v", body, err)
 			}
-			testenv.Eventually(t, "the statistics that tell", func() error {
+			testenv.Eventually(t, "the overload statistics", func() error {
 				stats, err := get(c.StatsURL())
 				if !strings.Contains(stats, "envoy_overload_envoy_overload_actions_shrink_heap_active{} 1") {
-					return fmt.Errorf("they do not, %v:\n%s", err, stats)
+					return fmt.Errorf("the statistics do not show the overload, %v:\n%s", err, stats)
 				}
 				return nil
 			})
@@ -142,12 +142,12 @@ func TestStatisticsAreCompressedAsTheClientPrefers(t *testing.T) {
 		}
 		response.Body.Close()
 		if got := response.Header.Get("Content-Encoding"); got != want {
-			t.Errorf("%s was answered with %q, want %q", accepted, got, want)
+			t.Errorf("Accept-Encoding %s: got %q, want %q", accepted, got, want)
 		}
 	}
 }
 
-// Newer Istio releases end the names of clusters and listeners in statistics with a semicolon; older ones do not.
+// Newer Istio releases append a semicolon to the names of clusters and listeners in statistics with a semicolon; older ones do not.
 func TestNamesInStatisticsAreLabelsHoweverTheyEnd(t *testing.T) {
 	for i, version := range testenv.EnvoyVersions() {
 		t.Run(version, func(t *testing.T) {
@@ -173,7 +173,7 @@ func TestNamesInStatisticsAreLabelsHoweverTheyEnd(t *testing.T) {
 				`envoy_server_live{} 1`,
 			} {
 				if !strings.Contains(stats, want) {
-					t.Errorf("there is no %s, %v", want, err)
+					t.Errorf("the statistics lack %s, %v", want, err)
 				}
 			}
 			if t.Failed() {
@@ -207,18 +207,18 @@ func TestSecureMetricsAreForCertificatesOfTheMeshAlone(t *testing.T) {
 		testenv.Eventually(t, "the statistics", func() error {
 			body, err := meshClient(t, mesh, mesh).get(url)
 			if err == nil && !strings.Contains(body, want) {
-				err = fmt.Errorf("there is no %s in it: %s", want, body)
+				err = fmt.Errorf("the response lacks %s: %s", want, body)
 			}
 			return err
 		})
 		if body, err := meshClient(t, mesh, other).get(url); err == nil {
-			t.Errorf("port %d answers a client of another mesh: %.60s", port, body)
+			t.Errorf("port %d accepts a client of another mesh: %.60s", port, body)
 		}
 		if body, err := meshClient(t, mesh, nil).get(url); err == nil {
-			t.Errorf("port %d answers a client without a certificate: %.60s", port, body)
+			t.Errorf("port %d accepts a client without a certificate: %.60s", port, body)
 		}
 		if _, err := get("http://" + hostPort(c.Bind.String(), port) + statsPath); err == nil {
-			t.Errorf("port %d answers without TLS", port)
+			t.Errorf("port %d responds without TLS", port)
 		}
 	}
 }
@@ -237,7 +237,7 @@ func (c client) get(url string) (string, error) {
 	return string(body), err
 }
 
-// meshClient trusts one mesh, and shows a certificate of another, or none.
+// meshClient returns a client that trusts one mesh, and presents a certificate of a mesh or none.
 func meshClient(t *testing.T, trusts, shows *testpki.Authority) client {
 	config := &tls.Config{InsecureSkipVerify: true, VerifyConnection: func(s tls.ConnectionState) error {
 		_, err := s.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: trusts.Pool()})
@@ -254,7 +254,7 @@ func meshClient(t *testing.T, trusts, shows *testpki.Authority) client {
 	return client{&http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}}}
 }
 
-// secrets serves a workload's certificate and its mesh's roots, as the agent does.
+// serveSecrets serves a workload's certificate and its mesh's roots, as the agent does.
 type secrets struct {
 	secretv3.UnimplementedSecretDiscoveryServiceServer
 	byName map[string]*tlsv3.Secret
@@ -310,7 +310,7 @@ func (s *secrets) StreamSecrets(stream secretv3.SecretDiscoveryService_StreamSec
 func TestEnvoyRequestsConfigurationDespiteBrokenTelemetry(t *testing.T) {
 	c := golden["zone-aware"]()
 	c.Bind = addr(t, "127.101.16.1")
-	dns, err := net.ListenPacket("udp", c.Bind.String()+":0") // receives requests and never answers
+	dns, err := net.ListenPacket("udp", c.Bind.String()+":0") // receives requests and never responds
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -334,7 +334,7 @@ func TestEnvoyRequestsConfigurationDespiteBrokenTelemetry(t *testing.T) {
 				return
 			}
 		case <-deadline.Done():
-			t.Fatal("Envoy never asked for clusters")
+			t.Fatal("Envoy did not request clusters")
 		}
 	}
 }

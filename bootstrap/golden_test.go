@@ -24,7 +24,7 @@ func sidecar() Config {
 	}
 }
 
-// golden are the bootstraps in testdata, by name.
+// golden contains the configurations of the bootstraps in testdata, by name.
 var golden = map[string]func() Config{
 	"sidecar": sidecar,
 	"router": func() Config {

@@ -49,12 +49,12 @@ func TestProxylessClientsFindTheAgentFromAnyDirectory(t *testing.T) {
 		c.WorkingDir = dir
 		server := grpcOf(t, c).Servers[0]
 		if server.URI != want || server.Channel[0]["type"] != "insecure" || server.Features[0] != "xds_v3" {
-			t.Errorf("working in %q: %+v, want %s", dir, server, want)
+			t.Errorf("with the working directory %q: %+v, want %s", dir, server, want)
 		}
 	}
 	c.XDSSocket = "/run/../run/xds"
 	if got := grpcOf(t, c).Servers[0].URI; got != "unix:///run/xds" {
-		t.Errorf("an absolute socket becomes %s", got)
+		t.Errorf("an absolute socket path is changed to %s", got)
 	}
 }
 
@@ -77,7 +77,7 @@ func TestProxylessClientsAreTheSameNodeAsEnvoy(t *testing.T) {
 func TestProxylessClientsHaveCertificatesOnlyWhereTheyAreWritten(t *testing.T) {
 	c := sidecar()
 	if got := grpcOf(t, c).Providers; got != nil {
-		t.Errorf("there are none, and yet: %v", got)
+		t.Errorf("without a certificate directory, the bootstrap contains %v", got)
 	}
 	c.CertDir, c.WorkingDir = "./certs", "/srv"
 	want := map[string]string{
@@ -85,7 +85,7 @@ func TestProxylessClientsHaveCertificatesOnlyWhereTheyAreWritten(t *testing.T) {
 		"ca_certificate_file": "/srv/certs/root-cert.pem", "refresh_interval": "900s",
 	}
 	if node := string(grpcOf(t, c).Node); !strings.Contains(node, `"CERTIFICATE_PROVIDER": "default"`) {
-		t.Errorf("the control plane is not told of them: %s", node)
+		t.Errorf("the node metadata lacks the certificate provider: %s", node)
 	}
 	got := grpcOf(t, c).Providers["default"]
 	if diff := cmp.Diff(want, got.Config); diff != "" || got.Plugin != "file_watcher" {

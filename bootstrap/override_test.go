@@ -45,7 +45,7 @@ func TestAnOverrideMergesAsEnvoyMergesIt(t *testing.T) {
 	}
 }
 
-// bootstrapOf runs an Envoy and returns the bootstrap from its config dump.
+// bootstrapOf runs an Envoy and returns the bootstrap in its config dump.
 func bootstrapOf(t *testing.T, version, file string, c Config, args ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -88,7 +88,7 @@ func start(t *testing.T, version, dir, file string, args ...string) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		if t.Failed() {
-			t.Logf("Envoy said:\n%s", out.String())
+			t.Logf("output of Envoy:\n%s", out.String())
 		}
 	})
 }
@@ -166,7 +166,7 @@ func expectRefused(t *testing.T, c Config, want []string) {
 		}
 		for _, w := range want {
 			if !strings.Contains(err.Error(), w) {
-				t.Errorf("%s: the error does not say %s: %v", name, w, err)
+				t.Errorf("%s: the error does not contain %q: %v", name, w, err)
 			}
 		}
 	}
@@ -207,7 +207,7 @@ func TestACustomBootstrapIsOverriddenToo(t *testing.T) {
 	}
 	for _, want := range []string{`"connect_timeout": "7s"`, `"xds-grpc"`, `"sds-grpc"`, `"stats_flush_interval": "10s"`, NodeID(c)} {
 		if !strings.Contains(string(text), want) {
-			t.Errorf("there is no %s in it:\n%s", want, text)
+			t.Errorf("the result lacks %s:\n%s", want, text)
 		}
 	}
 }
@@ -228,26 +228,26 @@ func TestNullRemovesAndEntriesOfTheSameNameMerge(t *testing.T) {
 	got := decodedFile(t, text)
 	clusters := got["static_resources"].(tree)["clusters"].([]any)
 	if len(clusters) != 4 || clusters[1].(tree)["connect_timeout"] != "2s" {
-		t.Errorf("the cluster was not changed in its place: %v", clusters)
+		t.Errorf("the cluster was not merged with the existing one: %v", clusters)
 	}
 	metadata := got["node"].(tree)["metadata"].(tree)
 	if _, has := metadata["NAME"]; has || metadata["LABELS"].(tree)["tier"] != "front" {
-		t.Errorf("the metadata are not as told: %v", metadata)
+		t.Errorf("the metadata were not overridden: %v", metadata)
 	}
 	flags := got["layered_runtime"].(tree)["layers"].([]any)[0].(tree)["static_layer"].(tree)
 	if _, has := flags["re2.max_program_size.error_level"]; has || flags["more"] != json.Number("1") {
-		t.Errorf("the runtime flags are not as told: %v", flags)
+		t.Errorf("the runtime flags were not overridden: %v", flags)
 	}
 	trigger := got["overload_manager"].(tree)["actions"].([]any)[0].(tree)["triggers"].([]any)[0].(tree)
 	if _, both := trigger["threshold"]; both || trigger["scaled"] == nil {
-		t.Errorf("a field is there beside its rival: %v", trigger)
+		t.Errorf("two fields of a oneof are set: %v", trigger)
 	}
 	extension := got["bootstrap_extensions"].([]any)[0].(tree)["typed_config"].(tree)
 	if extension["buffer_size_kb"] != json.Number("128") {
 		t.Errorf("the extension was not changed: %v", extension)
 	}
 	if got["stats_config"] != nil {
-		t.Error("null did not take stats_config away")
+		t.Error("null did not remove stats_config")
 	}
 	file := filepath.Join(t.TempDir(), "envoy.json")
 	if err := os.WriteFile(file, text, 0o600); err != nil {
@@ -290,7 +290,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.Contains(string(written), "sesame") || strings.Count(string(written), "top-secret") != 1 {
-		t.Errorf("Envoy's file has not each secret in its one place:\n%s", written)
+		t.Errorf("Envoy's file does not contain each secret once:\n%s", written)
 	}
 }
 
@@ -314,7 +314,7 @@ func FuzzOverrideIsReadOrRefused(f *testing.F) {
 		}
 		got, err := decode(decodedFile(t, out))
 		if err != nil {
-			t.Fatalf("it was accepted and cannot be read: %v", err)
+			t.Fatalf("the override was accepted, but its result cannot be parsed: %v", err)
 		}
 		want, err := Build(c)
 		if err != nil {
@@ -326,18 +326,18 @@ func FuzzOverrideIsReadOrRefused(f *testing.F) {
 	})
 }
 
-// With a custom bootstrap and an override, the error names the invalid file.
+// If both a custom bootstrap and an override are configured, the error names the file that is invalid.
 func TestErrorNamesTheInvalidOneOfTwoFiles(t *testing.T) {
 	c := sidecar()
 	c.Custom, c.CustomFile = []byte(`{"node": {"id": "someone-else"}}`), "whole.yaml"
 	c.Override, c.OverrideFile = []byte(`{"stats_flush_interval": "6s"}`), "own.yaml"
 	if _, err := Encode(c); err == nil || !strings.Contains(err.Error(), "whole.yaml") {
-		t.Errorf("the whole one is at fault: %v", err)
+		t.Errorf("the error should name the custom bootstrap: %v", err)
 	}
 	c.Custom = []byte(`{"stats_flush_interval": "5s"}`)
 	c.Override = []byte(`{"node": {"id": "someone-else"}}`)
 	if _, err := Encode(c); err == nil || !strings.Contains(err.Error(), "own.yaml") {
-		t.Errorf("the override is at fault: %v", err)
+		t.Errorf("the error should name the override: %v", err)
 	}
 }
 
@@ -349,6 +349,6 @@ func TestRenderedBootstrapHasNoPasswordOfAURL(t *testing.T) {
 		t.Errorf("%v, %s", err, text)
 	}
 	if text, err := Encode(c); err != nil || !bytes.Contains(text, []byte("hunter2")) {
-		t.Errorf("Envoy's own lacks it: %v", err)
+		t.Errorf("the file for Envoy lacks the password: %v", err)
 	}
 }

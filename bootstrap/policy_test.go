@@ -14,8 +14,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
-// TestEnvoyKeepsToTheCompliancePolicy checks the parameters that Envoy accepts from clients. Upstream connections have
-// the same parameters.
+// TestEnvoyKeepsToTheCompliancePolicy checks which TLS parameters Envoy accepts from clients. The bootstrap configures
+// upstream connections with the same parameters.
 func TestEnvoyKeepsToTheCompliancePolicy(t *testing.T) {
 	only := func(version uint16, curve tls.CurveID) *tls.Config {
 		return &tls.Config{MinVersion: version, MaxVersion: version, CurvePreferences: []tls.CurveID{curve}}
@@ -40,16 +40,16 @@ func TestEnvoyKeepsToTheCompliancePolicy(t *testing.T) {
 				serveSecrets(t, c.SDSSocket, mesh)
 				run(t, version, c)
 				address := hostPort(c.Bind.String(), 15091)
-				testenv.Eventually(t, "a client by the policy is taken", func() error { return shakeHands(t, address, mesh, tc.taken) })
+				testenv.Eventually(t, "Envoy accepts a client that the policy allows", func() error { return shakeHands(t, address, mesh, tc.taken) })
 				if err := shakeHands(t, address, mesh, tc.refused); err == nil {
-					t.Errorf("a client with %v and %v is taken", tls.VersionName(tc.refused.MaxVersion), tc.refused.CurvePreferences)
+					t.Errorf("Envoy accepts a client with %v and %v", tls.VersionName(tc.refused.MaxVersion), tc.refused.CurvePreferences)
 				}
 			})
 		}
 	}
 }
 
-// shakeHands connects with a certificate of the mesh.
+// shakeHands connects to Envoy with a certificate of the mesh and the TLS parameters in offers.
 func shakeHands(t *testing.T, address string, mesh *testpki.Authority, offers *tls.Config) error {
 	config := meshClient(t, mesh, mesh).tls()
 	config.MinVersion, config.MaxVersion, config.CurvePreferences = offers.MinVersion, offers.MaxVersion, offers.CurvePreferences

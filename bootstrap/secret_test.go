@@ -18,7 +18,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
-// theSecret is a value that appears in no other text of this package.
+// theSecret is the agent's secret in these tests. No other text contains it.
 const theSecret = "5e5ame-5e5ame"
 
 func sidecarWithSecret() Config {
@@ -27,7 +27,7 @@ func sidecarWithSecret() Config {
 	return c
 }
 
-// listeningWithSDS is a listener with a config source for secrets as control planes write it.
+// listeningWithSDS is a listener with a config source for secrets, as control planes send it.
 const listeningWithSDS = `{static_resources: {listeners: [{name: tls, address: {socket_address: {address: %s, port_value: 8443}}, filter_chains: [{
 	filters: [{name: t, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy, stat_prefix: t, cluster: agent}}],
 	transport_socket: {name: tls, typed_config: {"@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext, common_tls_context: {
@@ -65,7 +65,7 @@ func TestEnvoySendsTheSecretToTheAgentAlone(t *testing.T) {
 					select {
 					case call := <-seen:
 						if !want[call] && strings.HasPrefix(call, "xds") == strings.HasPrefix(call, "sds") {
-							t.Errorf("Envoy calls with %q", call)
+							t.Errorf("Envoy sends the secret %q", call)
 						}
 						delete(want, call)
 					default:
@@ -80,7 +80,7 @@ func TestEnvoySendsTheSecretToTheAgentAlone(t *testing.T) {
 	}
 }
 
-// recorder sends the service and the secret of each stream to its channel.
+// recorder records the service and the secret of each stream in its channel.
 type recorder struct {
 	discovery
 	secretv3.UnimplementedSecretDiscoveryServiceServer
@@ -180,6 +180,6 @@ func TestCustomBootstrapGetsTheSecretOfTheAgent(t *testing.T) {
 		t.Errorf("secrets: %s", got)
 	}
 	if strings.Count(string(text), uds.SecretHeader) != len(protectedClusters) {
-		t.Errorf("not each protected cluster sends the secret:\n%s", text)
+		t.Errorf("not every protected cluster sends the secret:\n%s", text)
 	}
 }

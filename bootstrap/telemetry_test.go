@@ -17,7 +17,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// collector is an HTTP server that accepts any telemetry. It records the paths and one header.
+// collector is an HTTP server that accepts any telemetry. It records the requested paths and their headers.
 type collector struct {
 	address netip.AddrPort
 	mu      sync.Mutex
@@ -44,14 +44,14 @@ func collect(t *testing.T, ip string) *collector {
 	return c
 }
 
-// header returns the header of the request to a path.
+// header returns the headers of the request to a path, or an error if there was none.
 func (c *collector) header(path string) (http.Header, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if h, ok := c.paths[path]; ok {
 		return h, nil
 	}
-	return nil, fmt.Errorf("nothing came to %s, but to %v", path, slices.Collect(maps.Keys(c.paths)))
+	return nil, fmt.Errorf("no request for %s was received, only for %v", path, slices.Collect(maps.Keys(c.paths)))
 }
 
 func TestTelemetryArrives(t *testing.T) {

@@ -55,7 +55,7 @@ func TestEnvoyAcceptsBootstrapFromGoTemplateWithIstioOptions(t *testing.T) {
 	}
 	for _, part := range []string{`"of_the_template"`, `"(team=\\.=(.*?);\\.;)"`, `"zipkin.obs"`, `"prefix": "http"`, `"region": "eu"`, `"0.0.0.0_15021"`, `"http2_protocol_options"`} {
 		if !strings.Contains(string(text), part) {
-			t.Errorf("there is no %s in it", part)
+			t.Errorf("the result lacks %s", part)
 		}
 	}
 	for _, version := range testenv.EnvoyVersions() {
@@ -81,7 +81,7 @@ func TestAdminSocketReplacesTheDefaultAddressInACustomBootstrap(t *testing.T) {
 		t.Errorf("admin.address is %v", treeAt(got, "admin", "address"))
 	}
 	if strings.Contains(string(text), `"port_value": 15000`) {
-		t.Errorf("port 15000 is still there:\n%s", text)
+		t.Errorf("the result still contains port 15000:\n%s", text)
 	}
 	c.Custom = []byte(strings.ReplaceAll(string(c.Custom), "{{ .config.ProxyAdminPort }}", "15999"))
 	if _, err := Encode(c); err == nil || !strings.Contains(err.Error(), "ENVOY_ADMIN_SOCKET") {
@@ -89,7 +89,7 @@ func TestAdminSocketReplacesTheDefaultAddressInACustomBootstrap(t *testing.T) {
 	}
 }
 
-// Istio's own template has this superfluous comma.
+// The template contains a superfluous comma, as Istio's template does.
 func TestTemplateForAGatewayBehindABalancer(t *testing.T) {
 	c := templated(t)
 	c.Type = Router
@@ -150,7 +150,7 @@ func TestTemplateSeesConfigMetadataAndEnvironment(t *testing.T) {
 	}
 }
 
-// A template that makes Envoy connect to another agent is refused.
+// TestTemplateThatLeadsToAnotherAgentIsRefused: a template must not make Envoy connect to another agent.
 func TestTemplateThatLeadsToAnotherAgentIsRefused(t *testing.T) {
 	c := templated(t)
 	c.Custom = []byte(strings.ReplaceAll(string(c.Custom), "{{ .config.ConfigPath }}/XDS", "/somewhere/else"))

@@ -139,7 +139,7 @@ func TestInvalidCAResponsesAreRejected(t *testing.T) {
 			}
 			ok, reason := source.Health()
 			if !ok {
-				return fmt.Errorf("not ready any more: %s", reason)
+				return fmt.Errorf("the source is not healthy any more: %s", reason)
 			}
 			if !strings.Contains(reason, c.reason) || !strings.Contains(reason, "cannot be renewed") {
 				return errors.New(reason)
@@ -171,18 +171,18 @@ func TestCertificateIsRotatedBeforeItExpires(t *testing.T) {
 	leaf := source.Current().Leaf
 	half := leaf.NotAfter.Sub(leaf.NotBefore) / 2
 	if at := leaf.NotAfter.Sub(source.NextRotation()); at < half-time.Minute || at > half+time.Minute {
-		t.Errorf("rotation %s before the end, want about %s", at, half)
+		t.Errorf("the rotation is %s before the expiry, want about %s", at, half)
 	}
 	clock.advance(20 * time.Minute)
 	if got := ca.calls.Load(); got != 1 {
-		t.Errorf("requested %d times before it was due", got)
+		t.Errorf("%d requests before the rotation was due", got)
 	}
 	clock.advance(12 * time.Minute)
 	advanceToRotation(t, clock, source, first)
 }
 
-// TestClockJumpIsNoticedWithinAMinute sets the clock past the certificate's expiry, as after a night of suspension, and
-// back.
+// TestClockJumpIsNoticedWithinAMinute sets the clock past the certificate's expiry, as after a suspension of the
+// machine, and back.
 func TestClockJumpIsNoticedWithinAMinute(t *testing.T) {
 	ca := newAuthority(t)
 	address, _ := ca.listen(t, "127.0.0.1:0", nil)
@@ -192,7 +192,7 @@ func TestClockJumpIsNoticedWithinAMinute(t *testing.T) {
 	source := newSource(t, config)
 	runSource(t, source)
 	first := nextSerial(t, source, "")
-	testenv.Eventually(t, "it waits for the rotation", func() error {
+	testenv.Eventually(t, "the source waits for the rotation", func() error {
 		if !clock.hasWaiters() {
 			return errors.New("not yet")
 		}
@@ -204,7 +204,7 @@ func TestClockJumpIsNoticedWithinAMinute(t *testing.T) {
 	if ok, reason := source.Health(); !ok || source.Current().Leaf.SerialNumber.String() != first {
 		t.Errorf("after a jump back: %v, %q, or another certificate", ok, reason)
 	}
-	testenv.Eventually(t, "it waits again", func() error {
+	testenv.Eventually(t, "the source waits again", func() error {
 		if !clock.hasWaiters() {
 			return errors.New("not yet")
 		}
@@ -213,14 +213,14 @@ func TestClockJumpIsNoticedWithinAMinute(t *testing.T) {
 	ca.life = 2 * 365 * 24 * time.Hour // still valid when the clock is a year ahead
 	clock.jump(365*24*time.Hour + 12*time.Hour)
 	if ok, reason := source.Health(); ok || !strings.Contains(reason, "expired") {
-		t.Errorf("after a jump beyond the end: %v, %q", ok, reason)
+		t.Errorf("after a jump beyond the expiry: %v, %q", ok, reason)
 	}
 	clock.advance(maxPause)
 	if next := nextSerial(t, source, first); next == first {
-		t.Error("no successor within a minute")
+		t.Error("no new certificate within a minute")
 	}
 	if ok, reason := source.Health(); !ok {
-		t.Errorf("with the successor: %q", reason)
+		t.Errorf("with the new certificate: %q", reason)
 	}
 }
 
@@ -235,7 +235,7 @@ func TestCertificateThatCannotBeRenewedIsServedAndReported(t *testing.T) {
 	first := nextSerial(t, source, "")
 	stop()
 	clock.advance(40 * time.Minute)
-	testenv.Eventually(t, "the reason says that nobody answers", func() error {
+	testenv.Eventually(t, "the reason names the refused connection", func() error {
 		clock.advance(time.Millisecond)
 		if ok, reason := source.Health(); !ok || !strings.Contains(reason, "connection refused") {
 			return fmt.Errorf("%v, %q", ok, reason)
@@ -244,17 +244,17 @@ func TestCertificateThatCannotBeRenewedIsServedAndReported(t *testing.T) {
 	})
 	clock.advance(time.Hour)
 	if ok, reason := source.Health(); ok || !strings.Contains(reason, "expired") {
-		t.Errorf("health = %v, %q after the end", ok, reason)
+		t.Errorf("after the expiry: health = %v, %q", ok, reason)
 	}
 	if source.Current().Leaf.SerialNumber.String() != first {
-		t.Error("the last good certificate is gone")
+		t.Error("the last valid certificate is not served")
 	}
 	ca.life = 24 * time.Hour
 	ca.listen(t, address, nil)
 	advanceToRotation(t, clock, source, first)
 }
 
-func TestWarmObtainsCertificateBeforeRun(t *testing.T) {
+func TestFetchFirstObtainsCertificateBeforeRun(t *testing.T) {
 	ca := newAuthority(t)
 	address, _ := ca.listen(t, "127.0.0.1:0", nil)
 	source := newSource(t, caConfig(address))
@@ -266,7 +266,7 @@ func TestWarmObtainsCertificateBeforeRun(t *testing.T) {
 	}
 }
 
-func TestWarmEndsWithRun(t *testing.T) {
+func TestFetchFirstEndsWithRun(t *testing.T) {
 	ca := newAuthority(t)
 	release := make(chan struct{})
 	t.Cleanup(func() { close(release) })
@@ -294,7 +294,7 @@ func TestTokenAndRootsAreReadForEachCall(t *testing.T) {
 	runSource(t, source)
 	expect := func(part string) {
 		t.Helper()
-		testenv.Eventually(t, "the reason says "+part, func() error {
+		testenv.Eventually(t, "the reason contains "+part, func() error {
 			if ok, reason := source.Health(); ok || !strings.Contains(reason, part) {
 				return errors.New(reason)
 			}
@@ -309,7 +309,7 @@ func TestTokenAndRootsAreReadForEachCall(t *testing.T) {
 	ca.mu.Lock()
 	defer ca.mu.Unlock()
 	if len(ca.tokens) != 1 || ca.tokens[0] != "Bearer abc" {
-		t.Errorf("the authority was shown %q", ca.tokens)
+		t.Errorf("the authority received the tokens %q", ca.tokens)
 	}
 }
 
@@ -349,7 +349,7 @@ func TestTrustFileAddsRootsAndIsWatched(t *testing.T) {
 			return nil
 		})
 		if !has(ca.root) || !has(more) {
-			t.Error("the last good roots are gone")
+			t.Error("the last valid roots are not served")
 		}
 	}
 	write(t, file, append(ca.root.PEM(), later.PEM()...))
@@ -376,7 +376,7 @@ func TestIntermediatesAreServedAfterTheCertificate(t *testing.T) {
 	}
 }
 
-// CAs backdate certificates for machines with slow clocks. The time before the response does not count as lifetime.
+// CAs backdate certificates for machines with slow clocks. The time before the response is not part of the lifetime.
 func TestLifetimeStartsAtNotBefore(t *testing.T) {
 	ca := newAuthority(t)
 	ca.set(func(csr *x509.CertificateRequest) ([]string, error) {
@@ -388,11 +388,11 @@ func TestLifetimeStartsAtNotBefore(t *testing.T) {
 	runSource(t, source)
 	nextSerial(t, source, "")
 	if next := time.Until(source.NextRotation()); next < 25*time.Minute || next > 35*time.Minute {
-		t.Errorf("of an hour's certificate the next rotation is in %v", next)
+		t.Errorf("the lifetime is one hour, and the next rotation is in %v", next)
 	}
 }
 
-// A certificate is valid only together with its intermediate, so the earliest expiry counts.
+// A certificate can be verified only with its intermediate, so the earlier of the two expiries is used.
 func TestCertificateIsRotatedBeforeItsIntermediateExpires(t *testing.T) {
 	ca := newAuthority(t)
 	ca.life = 24 * time.Hour
@@ -423,7 +423,7 @@ func TestCertificateIsRotatedBeforeItsIntermediateExpires(t *testing.T) {
 	}
 	ca.set(func(*x509.CertificateRequest) ([]string, error) { return nil, status.Error(codes.Unavailable, "away") })
 	clock.advance(21 * time.Minute)
-	testenv.Eventually(t, "the end is known", func() error {
+	testenv.Eventually(t, "the expiry is reported", func() error {
 		if ok, reason := source.Health(); ok || !strings.Contains(reason, "expired") {
 			return fmt.Errorf("%v %q", ok, reason)
 		}
@@ -461,7 +461,7 @@ func FuzzCAResponse(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, leaf, root string) {
 		if _, err := source.checkResponse([]string{leaf, root}); err == nil {
-			t.Error("an answer for another key is accepted")
+			t.Error("a response for another key is accepted")
 		}
 	})
 }

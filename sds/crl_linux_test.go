@@ -57,18 +57,18 @@ func TestEnvoyRejectsRevokedCertificates(t *testing.T) {
 		return pair
 	}
 	good, bad := client(), client()
-	testenv.Eventually(t, "Envoy lets both in", func() error { return errors.Join(connectWith(port, good), connectWith(port, bad)) })
+	testenv.Eventually(t, "Envoy accepts both certificates", func() error { return errors.Join(connectWith(port, good), connectWith(port, bad)) })
 
 	mkdir(t, filepath.Dir(crl))
 	write(t, crl, revoke(t, root, bad.Leaf.SerialNumber))
-	testenv.Eventually(t, "the revoked certificate is refused", func() error {
+	testenv.Eventually(t, "Envoy rejects the revoked certificate", func() error {
 		if connectWith(port, bad) == nil {
 			return errors.New("let in")
 		}
 		return nil
 	})
 	if err := connectWith(port, good); err != nil {
-		t.Errorf("the other one: %v", err)
+		t.Errorf("the certificate that is not revoked: %v", err)
 	}
 	write(t, crl, []byte("half a li"))
 	testenv.Eventually(t, "the broken file is reported", func() error {
@@ -78,13 +78,13 @@ func TestEnvoyRejectsRevokedCertificates(t *testing.T) {
 		return nil
 	})
 	if connectWith(port, bad) == nil || connectWith(port, good) != nil {
-		t.Error("a broken file has changed something")
+		t.Error("a malformed file changed the served lists")
 	}
 	write(t, crl, revoke(t, root))
-	testenv.Eventually(t, "what is not revoked any more is let in", func() error { return connectWith(port, bad) })
+	testenv.Eventually(t, "Envoy accepts a certificate that is no longer revoked", func() error { return connectWith(port, bad) })
 }
 
-// With a CRL, Envoy rejects the certificates of all CAs without one.
+// Once Envoy has a CRL, it rejects the certificates of all CAs without a CRL.
 func TestCRLIsServedOnlyWithItsCA(t *testing.T) {
 	dir := t.TempDir()
 	own, public := testpki.New(t, "own"), testpki.New(t, "public")
@@ -121,8 +121,8 @@ func TestExpiredCRLIsReported(t *testing.T) {
 	}
 }
 
-// Revoked certificates remain revoked while the file is empty, as between truncation and write. With expired lists,
-// Envoy rejects every certificate, so then an empty file removes them.
+// Revoked certificates are still rejected while the CRL file is empty, as between truncation and writing. With expired
+// lists, Envoy rejects every certificate, so an empty file then removes the lists.
 func TestEmptyCRLFileKeepsListsInForce(t *testing.T) {
 	root := testpki.New(t, "root")
 	file := filepath.Join(t.TempDir(), "crl")
@@ -145,7 +145,7 @@ func TestEmptyCRLFileKeepsListsInForce(t *testing.T) {
 	write(t, file, nil)
 	lists("empty again", true)
 	if got := s.problems(); len(got) != 1 || !strings.Contains(got[0], "empty") {
-		t.Errorf("it is reported as %q", got)
+		t.Errorf("the problem is reported as %q", got)
 	}
 	clock.jump(2 * time.Hour)
 	lists("empty when they have ended", false)
@@ -155,7 +155,7 @@ func TestEmptyCRLFileKeepsListsInForce(t *testing.T) {
 	lists("taken away", false)
 }
 
-// One resource name contains roots and CRLs. Without the CRLs the roots are not served.
+// A resource name contains the paths of roots and CRLs. If the CRL file is missing, the roots are not served.
 func TestCRLOfRootsFileIsWatched(t *testing.T) {
 	dir, root := t.TempDir(), testpki.New(t, "root")
 	write(t, dir+"/roots", root.PEM())

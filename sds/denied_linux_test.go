@@ -17,8 +17,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-// The roots have the same subject, as during a rotation. One of them signs through an intermediate, and only the
-// intermediate has a list, as with a plugged-in CA.
+// Two roots have the same subject, as during a rotation. One of them signs through an intermediate, and only the
+// intermediate has a list, as with an intermediate CA plugged into the mesh.
 func TestEnvoyRejectsDeniedCertificates(t *testing.T) {
 	for _, version := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
 		t.Run(version, func(t *testing.T) { t.Parallel(); refuseDenied(t, version) })
@@ -72,20 +72,20 @@ func refuseDenied(t *testing.T, version string) {
 	if err := server.SetRevocationLists(lists, roots); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, "denied certificates are refused", denied)
+	testenv.Eventually(t, "Envoy rejects denied certificates", denied)
 	if err := accepted(good); err != nil {
 		t.Error(err)
 	}
 	for name, broken := range map[string][2][]byte{"lists": {[]byte("no list"), roots}, "roots": {lists, []byte("no root")}} {
 		if server.SetRevocationLists(broken[0], broken[1]) == nil {
-			t.Errorf("malformed %s are no error", name)
+			t.Errorf("malformed %s are accepted", name)
 		}
 	}
 	if err := denied(); err != nil {
 		t.Error(err)
 	}
 
-	// A root without a list: its workloads are still accepted.
+	// The added root has no list. Certificates of its workloads are still accepted.
 	if err := server.SetExtraRoots("test", []string{string(foreign.PEM())}); err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func refuseDenied(t *testing.T, version string) {
 	if err := server.SetExtraRoots("test", nil); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, "denied certificates are refused again", denied)
+	testenv.Eventually(t, "Envoy rejects denied certificates again", denied)
 	if _, reason := server.Health(); reason != "" {
 		t.Error(reason)
 	}
@@ -105,5 +105,5 @@ func refuseDenied(t *testing.T, version string) {
 	if err := server.SetRevocationLists(nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, "what is denied no more is accepted", func() error { return errors.Join(accepted(good), accepted(bad)) })
+	testenv.Eventually(t, "Envoy accepts certificates that are no longer denied", func() error { return errors.Join(accepted(good), accepted(bad)) })
 }

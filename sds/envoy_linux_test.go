@@ -81,7 +81,7 @@ func testSuccessors(t *testing.T, protocol string) {
 	testenv.Eventually(t, "Envoy serves with the first certificate", func() error { return expectSerial(visit, ca.root, first) })
 	stranger := testpki.New(t, "stranger")
 	if _, err := visit(stranger); err == nil {
-		t.Error("a client of an unknown root was let in")
+		t.Error("Envoy accepted a client of an unknown root")
 	}
 
 	// After an error of the CA, the current certificate is still served.
@@ -89,7 +89,7 @@ func testSuccessors(t *testing.T, protocol string) {
 		return nil, status.Error(codes.Unavailable, "starting")
 	})
 	clock.advance(13 * time.Hour)
-	testenv.Eventually(t, "the refusal is known", func() error {
+	testenv.Eventually(t, "the CA's error is reported", func() error {
 		clock.advance(time.Second)
 		if _, reason := source.Health(); reason == "" {
 			return errors.New("no reason yet")
@@ -104,7 +104,7 @@ func testSuccessors(t *testing.T, protocol string) {
 	ca.life = 48 * time.Hour
 	ca.set(ca.good)
 	second := advanceToRotation(t, clock, source, first)
-	testenv.Eventually(t, "Envoy serves with the successor", func() error { return expectSerial(visit, ca.root, second) })
+	testenv.Eventually(t, "Envoy serves with the new certificate", func() error { return expectSerial(visit, ca.root, second) })
 
 	// Envoy uses its certificate while the SDS server is down, and receives the next one after its restart.
 	stop()
@@ -129,12 +129,12 @@ func TestEnvoyTrustsRootAddedAtRuntime(t *testing.T) {
 		fmt.Sprintf(envoyBootstrap, port, "GRPC", backend.Listener.Addr().(*net.TCPAddr).Port))
 	testenv.Eventually(t, "Envoy serves", func() error { _, err := handshake(t, port, root, root); return err })
 	if _, err := handshake(t, port, added, root); err == nil {
-		t.Fatal("the root is trusted before it was added")
+		t.Fatal("Envoy trusts the root before it is added")
 	}
 	m := source.Current()
 	m.Roots = append(root.PEM(), added.PEM()...)
 	source.set(m)
-	testenv.Eventually(t, "a client of the added root is let in", func() error { _, err := handshake(t, port, added, root); return err })
+	testenv.Eventually(t, "Envoy accepts a client of the added root", func() error { _, err := handshake(t, port, added, root); return err })
 }
 
 // A secret that can never be served is sent as removed, so that Envoy does not wait for it before it starts.

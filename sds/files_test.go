@@ -28,7 +28,7 @@ func TestFileWrittenInPiecesIsReadOnceComplete(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "ca.pem")
 	old := testpki.New(t, "old")
 	write(t, file, old.PEM())
-	server := startServer(t, Config{Debounce: 3 * time.Second}) // the quiet time exceeds every pause of this test
+	server := startServer(t, Config{Debounce: 3 * time.Second}) // the debounce exceeds every pause of this test
 	stream := sotwStream(t, server)
 	name := "file-root:" + file
 	stream.subscribe("", name)
@@ -77,7 +77,7 @@ func TestTruncatedFileIsIgnored(t *testing.T) {
 		func() { write(t, cert, make([]byte, maxFile+1)) },
 	} {
 		spoil()
-		testenv.Eventually(t, "the damage is reported", func() error {
+		testenv.Eventually(t, "the invalid file is reported", func() error {
 			if ok, reason := server.Health(); !ok || !strings.Contains(reason, dir) {
 				return fmt.Errorf("%v, %q", ok, reason)
 			}
@@ -87,7 +87,7 @@ func TestTruncatedFileIsIgnored(t *testing.T) {
 		_ = os.Remove(key)
 		write(t, cert, m.Chain)
 		write(t, key, m.Key)
-		testenv.Eventually(t, "all is well again", func() error {
+		testenv.Eventually(t, "the source is healthy again", func() error {
 			if _, reason := server.Health(); reason != "" {
 				return errors.New(reason)
 			}
@@ -98,7 +98,7 @@ func TestTruncatedFileIsIgnored(t *testing.T) {
 	write(t, key, next.Key)
 	write(t, cert, next.Chain)
 	if got := decode(t, stream.next().Resources[0]).GetTlsCertificate().CertificateChain.GetInlineBytes(); !bytes.Equal(got, next.Chain) {
-		t.Error("something else than the next good certificate was pushed")
+		t.Error("the pushed certificate is not the next valid one")
 	}
 }
 
@@ -139,12 +139,12 @@ func TestInvalidCertificateDoesNotReplaceValidOne(t *testing.T) {
 			return nil
 		})
 		if source.Current().Leaf.SerialNumber.String() != first {
-			t.Errorf("the one that has %s was taken", what)
+			t.Errorf("the certificate that has %s is served", what)
 		}
 	}
 	next := of(-time.Minute, 48*time.Hour)
 	put(next)
-	testenv.Eventually(t, "a good one is taken", func() error {
+	testenv.Eventually(t, "a valid certificate is served", func() error {
 		clock.advance(fastPoll)
 		if _, reason := source.Health(); reason != "" || source.Current().Leaf.SerialNumber.Cmp(next.Leaf.SerialNumber) != 0 {
 			return errors.New(reason)
@@ -173,7 +173,7 @@ func TestPrivateKeyInCertificateFileIsNotServed(t *testing.T) {
 	}
 }
 
-// Every symbolic link in a file's path may change.
+// A change of any symbolic link in a file's path is detected.
 func TestSymlinksInPathAreWatched(t *testing.T) {
 	base := t.TempDir()
 	cas := map[string]*testpki.Authority{}
@@ -257,7 +257,7 @@ func TestTenThousandSubscriptionsAreReleased(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		testenv.Eventually(t, "all are forgotten", func() error {
+		testenv.Eventually(t, "all files and streams are released", func() error {
 			server.secrets.mu.Lock()
 			defer server.secrets.mu.Unlock()
 			if n, m := len(server.secrets.fileSecrets), len(server.secrets.streams); n+m > 0 {
@@ -309,13 +309,13 @@ func TestFederatedRootsAreAddedAndRemoved(t *testing.T) {
 		stream.subscribe(r.Nonce, RootName)
 		roots := decode(t, r.Resources[0]).GetValidationContext().GetTrustedCa().GetInlineBytes()
 		if !bytes.Contains(roots, bytes.TrimSpace(root.PEM())) {
-			t.Error("the own root is gone")
+			t.Error("the workload's root is missing")
 		}
 		return bytes.Contains(roots, bytes.TrimSpace(other.PEM()))
 	}
 	stream.subscribe("", RootName)
 	if has() {
-		t.Error("trusted before it was added")
+		t.Error("the root is trusted before it is added")
 	}
 	for _, want := range []bool{true, false} {
 		var roots []string
@@ -323,13 +323,13 @@ func TestFederatedRootsAreAddedAndRemoved(t *testing.T) {
 			roots = []string{string(other.PEM()), string(root.PEM())}
 		}
 		if err := server.SetExtraRoots("mesh", []string{string(other.PEM()), "garbage"}); err == nil {
-			t.Error("garbage is taken")
+			t.Error("an invalid root is accepted")
 		}
 		if err := server.SetExtraRoots("mesh", roots); err != nil {
 			t.Fatal(err)
 		}
 		if got := has(); got != want {
-			t.Errorf("the other domain's root is there: %v, want %v", got, want)
+			t.Errorf("the other domain's root is served: %v, want %v", got, want)
 		}
 	}
 }

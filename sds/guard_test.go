@@ -52,7 +52,7 @@ func TestNoMethodServesARequestWithoutTheSecret(t *testing.T) {
 		})
 	}
 	if p := <-peers; p.PID != int32(os.Getpid()) {
-		t.Errorf("the guard got the peer %+v", p)
+		t.Errorf("the guard received the peer %+v", p)
 	}
 }
 

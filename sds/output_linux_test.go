@@ -20,7 +20,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-// readOutput reads the identity in a directory like a process that does not know when it is replaced.
+// readOutput reads the identity files in a directory as another process does, which may read them during a replacement.
 func readOutput(dir string) (Material, error) {
 	files := IdentityFiles(dir)
 	m, err := readKeyPair(files.CertFile, files.KeyFile)
@@ -58,7 +58,7 @@ func TestIdentityIsWrittenOnRotationWithoutSubscribers(t *testing.T) {
 			}
 			source.set(newMaterial(t, root))
 		}
-		testenv.Eventually(t, "nothing is left behind", func() error {
+		testenv.Eventually(t, "no temporary files remain", func() error {
 			left, err := filepath.Glob(dir + "/*" + newSuffix)
 			if err == nil && len(left) > 0 {
 				err = errors.New(left[0])
@@ -83,7 +83,7 @@ func TestExtraRootsAreWrittenToOutput(t *testing.T) {
 
 func TestFullDiskKeepsOldFilesAndWriteIsRetried(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("mounting wants root")
+		t.Skip("mounting requires root")
 	}
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
@@ -102,7 +102,7 @@ func TestFullDiskKeepsOldFilesAndWriteIsRetried(t *testing.T) {
 	}
 	second := newMaterial(t, root)
 	source.set(second)
-	testenv.Eventually(t, "the failure is known", func() error {
+	testenv.Eventually(t, "the failure is reported", func() error {
 		if ok, reason := server.Health(); !ok || !strings.Contains(reason, "no space") {
 			return errors.New(reason)
 		}
@@ -115,7 +115,7 @@ func TestFullDiskKeepsOldFilesAndWriteIsRetried(t *testing.T) {
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, "it is tried again", func() error {
+	testenv.Eventually(t, "the write is retried", func() error {
 		clock.advance(time.Second)
 		got, err := readOutput(dir)
 		if err == nil && !bytes.Equal(got.Chain, second.Chain) {
@@ -123,7 +123,7 @@ func TestFullDiskKeepsOldFilesAndWriteIsRetried(t *testing.T) {
 		}
 		return err
 	})
-	testenv.Eventually(t, "all is well", func() error {
+	testenv.Eventually(t, "the failure is no longer reported", func() error {
 		if _, reason := server.Health(); reason != "" {
 			return errors.New(reason)
 		}
@@ -131,7 +131,7 @@ func TestFullDiskKeepsOldFilesAndWriteIsRetried(t *testing.T) {
 	})
 }
 
-// A pod that starts while its CA is unreachable uses the saved identity, if configured.
+// An agent that starts while its CA is unreachable uses the saved identity, if CAConfig.Saved is set.
 func TestSavedIdentityIsServedWhileCAIsUnreachable(t *testing.T) {
 	dir := t.TempDir()
 	ca := newAuthority(t)
@@ -204,7 +204,7 @@ func TestSavedIdentityOfAnotherWorkloadIsNotServed(t *testing.T) {
 			config := caConfig("127.0.0.1:1")
 			config.Saved = dir
 			if newSource(t, config).Current().Leaf == nil {
-				t.Fatal("a good identity is not taken")
+				t.Fatal("a valid saved identity is not served")
 			}
 			spoil(dir)
 			if leaf := newSource(t, config).Current().Leaf; leaf != nil {

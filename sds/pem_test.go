@@ -9,8 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-// A file that is read during a write may be truncated anywhere. The missing part may contain a trusted root or a
-// revoked certificate.
+// A file that is read while it is being written may be truncated at any position. The missing part may contain a
+// trusted root or a revoked certificate.
 func TestTruncatedPEMIsRejected(t *testing.T) {
 	one, two := testpki.New(t, "one"), testpki.New(t, "two")
 	for what, c := range map[string]struct {
@@ -39,11 +39,11 @@ func TestTruncatedPEMIsRejected(t *testing.T) {
 		}
 		damaged := slices.Concat(c.first[:len(c.first)/2], []byte("\n"), c.second)
 		if got, err := c.read(damaged); err == nil {
-			t.Errorf("%s: %d although the first is damaged", what, got)
+			t.Errorf("%s: %d items are returned although the first is damaged", what, got)
 		}
 		text := slices.Concat([]byte("# one:\n"+strings.Repeat("-", 40)+"\n"), c.first, []byte("# and two\n"), c.second, []byte("# end"))
 		if got, err := c.read(text); err != nil || got != 2 {
-			t.Errorf("%s: with remarks: %d, %v", what, got, err)
+			t.Errorf("%s: with text between the blocks: %d, %v", what, got, err)
 		}
 	}
 }

@@ -27,15 +27,15 @@ func TestKeysAreSentToConfiguredAccelerator(t *testing.T) {
 		provider := cert.GetPrivateKeyProvider()
 		switch {
 		case cert.GetPrivateKey() != nil:
-			t.Errorf("%s: the key is sent beside it", name)
+			t.Errorf("%s: the key is also sent without the provider", name)
 		case provider.GetProviderName() != name || !provider.GetFallback() || !strings.HasSuffix(provider.GetTypedConfig().GetTypeUrl(), message):
 			t.Errorf("%s: the provider is %s of %s", name, provider.GetProviderName(), provider.GetTypedConfig().GetTypeUrl())
 		case !strings.Contains(string(provider.GetTypedConfig().GetValue()), string(m.Key)):
-			t.Errorf("%s: the key is not in it", name)
+			t.Errorf("%s: the provider's configuration lacks the key", name)
 		}
 	}
 	if _, err := New(Config{Socket: "s", KeyProvider: &KeyProvider{Name: "abacus"}}); err == nil {
-		t.Error("an unknown accelerator is taken")
+		t.Error("an unknown accelerator is accepted")
 	}
 }
 
@@ -53,14 +53,14 @@ func TestEnvoyWithoutAcceleratorFallsBackToKey(t *testing.T) {
 			testenv.Eventually(t, "Envoy serves", func() error { _, err := handshake(t, port, root, root); return err })
 			continue
 		}
-		testenv.Eventually(t, "Envoy's refusal is counted", func() error {
+		testenv.Eventually(t, "Envoy's NACK is counted", func() error {
 			if testutil.ToFloat64(server.metrics.nacks) == 0 {
 				return errors.New("not yet")
 			}
 			return nil
 		})
 		if _, err := handshake(t, port, root, root); err == nil {
-			t.Error("Envoy has got the key although that is not allowed")
+			t.Error("Envoy received the key although fallback is not allowed")
 		}
 	}
 }

@@ -58,7 +58,7 @@ func TestReplacedRootIsTrustedUntilItsCertificatesExpire(t *testing.T) {
 			t.Errorf("drop %v: the roots are\n%s", drop, m.Roots)
 		}
 		clock.advance(old.NotAfter.Sub(clock.Now()))
-		testenv.Eventually(t, "the replaced root is dropped in time", func() error {
+		testenv.Eventually(t, "the replaced root is removed when its time has elapsed", func() error {
 			clock.advance(maxPause)
 			if hasRoot(source.Current(), ca.root) {
 				return errors.New("still there")
@@ -66,7 +66,7 @@ func TestReplacedRootIsTrustedUntilItsCertificatesExpire(t *testing.T) {
 			return nil
 		})
 		if !hasRoot(source.Current(), next) {
-			t.Error("the newest root is gone")
+			t.Error("the newest root is missing")
 		}
 	}
 }
@@ -100,7 +100,7 @@ func TestRenewalFailureLogLevelRises(t *testing.T) {
 	quiet := renewalLog{}
 	for i := range 100 {
 		if _, shouldLog := quiet.recordFailure(fmt.Errorf("failed at %d", i), 12*time.Hour, life, now); shouldLog && i >= maxLogged {
-			t.Fatalf("logged %d times before anything has become worse", i+1)
+			t.Fatalf("logged %d times in one step", i+1)
 		}
 	}
 	a.reset()

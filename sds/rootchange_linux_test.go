@@ -105,14 +105,14 @@ func testNewRoot(t *testing.T, envoy, protocol string) {
 	testenv.Eventually(t, "the old root is no longer trusted", func() error {
 		clock.advance(time.Minute)
 		if _, err := handshake(t, port, before, after); err == nil {
-			return fmt.Errorf("a client of it is let in")
+			return fmt.Errorf("Envoy accepts a client of the old root")
 		}
 		return nil
 	})
 	expectOpen("without the old root")
 }
 
-// rotationSamples is the number of measured rotations. The test logs the delays.
+// rotationSamples is the number of rotations that are measured. The test only logs the delays.
 const rotationSamples = 8
 
 func TestRotatedCertificateReachesEnvoy(t *testing.T) {
@@ -165,8 +165,8 @@ func TestRotatedCertificateReachesEnvoy(t *testing.T) {
 	})
 }
 
-// measureRotation renews several times. It measures the time from the start that renew returns until Envoy presents the
-// certificate.
+// measureRotation renews the certificate several times. It measures the time from the start that renew returns until
+// Envoy presents the new certificate.
 func measureRotation(t *testing.T, port int, root *testpki.Authority, renew func() (start time.Time, serial string)) {
 	t.Helper()
 	testenv.Eventually(t, "Envoy serves", func() error { _, err := handshake(t, port, root, root); return err })
@@ -175,12 +175,12 @@ func measureRotation(t *testing.T, port int, root *testpki.Authority, renew func
 		start, want := renew()
 		for got := ""; got != want; {
 			if time.Since(start) > 10*time.Second {
-				t.Fatalf("Envoy shows %s still, not %s", got, want)
+				t.Fatalf("Envoy still presents %s, want %s", got, want)
 			}
 			got, _ = handshake(t, port, root, root)
 		}
 		delays = append(delays, time.Since(start))
 	}
 	slices.Sort(delays)
-	t.Logf("Envoy shows a successor after %v (median of %d), %v to %v", delays[rotationSamples/2], rotationSamples, delays[0], delays[rotationSamples-1])
+	t.Logf("Envoy presents a new certificate after %v (median of %d), %v to %v", delays[rotationSamples/2], rotationSamples, delays[0], delays[rotationSamples-1])
 }

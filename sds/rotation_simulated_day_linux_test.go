@@ -9,7 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// simulatedDay is a source of certificates with a lifetime of an hour, whose CA fails every third time.
+// simulatedDay runs a source of certificates with a lifetime of one hour for a simulated day. Every third request to
+// the CA fails.
 type simulatedDay struct {
 	ca     *authority
 	clock  *fakeClock
@@ -26,7 +27,7 @@ func newSimulatedDay(t *testing.T) *simulatedDay {
 			return nil, errors.New("not now")
 		}
 		return []string{ca.sign(ca.root, csr, func(c *x509.Certificate) {
-			c.NotBefore, c.NotAfter = time.Now().Add(-time.Minute), clock.Now().Add(time.Hour) // valid by both clocks
+			c.NotBefore, c.NotAfter = time.Now().Add(-time.Minute), clock.Now().Add(time.Hour) // valid for both the real and the simulated clock
 		}), string(ca.root.PEM())}, nil
 	})
 	address, _ := ca.listen(t, "127.0.0.1:0", nil)
@@ -36,7 +37,7 @@ func newSimulatedDay(t *testing.T) *simulatedDay {
 	return &simulatedDay{ca: ca, clock: clock, source: newSource(t, config)}
 }
 
-// run simulates the day, and calls seen after each certificate, including the first.
+// run simulates the day. It calls seen after each new certificate, including the first.
 func (d *simulatedDay) run(t *testing.T, seen func()) {
 	t.Helper()
 	testenv.Eventually(t, "the first certificate", func() error {
@@ -59,7 +60,7 @@ func (d *simulatedDay) run(t *testing.T, seen func()) {
 		}
 	}
 	if d.count < 40 || d.count > 52 {
-		t.Errorf("%d certificates in a day of half hours", d.count)
+		t.Errorf("%d certificates in a day, want one per half hour", d.count)
 	}
 }
 
@@ -82,10 +83,10 @@ func TestRotationsOfOneSimulatedDayReachEnvoy(t *testing.T) {
 			testenv.Eventually(t, "Envoy serves", func() error { _, err := handshake(t, port, d.ca.root, d.ca.root); return err })
 			lasting = openConnection(t, port, d.ca.root)
 		}
-		testenv.Eventually(t, "Envoy shows the certificate", func() error {
+		testenv.Eventually(t, "Envoy presents the certificate", func() error {
 			got, err := handshake(t, port, d.ca.root, d.ca.root)
 			if err != nil {
-				t.Fatalf("refused after %s: %v", d.clock.Now().Sub(d.start), err)
+				t.Fatalf("Envoy rejected a client after %s: %v", d.clock.Now().Sub(d.start), err)
 			}
 			if got != d.serial {
 				return errors.New("another one")

@@ -54,15 +54,15 @@ func TestSelfSignedCertificateIsAcceptedAsRoot(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			testenv.Eventually(t, "who shows it is let in", func() error { return connectWith(port, pair) })
+			testenv.Eventually(t, "Envoy accepts a client with the self-signed certificate", func() error { return connectWith(port, pair) })
 			if err := connectAs(t, port, testpki.New(t, "alone"), identity); err == nil {
-				t.Error("another of the same name is let in")
+				t.Error("Envoy accepts another certificate of the same name")
 			}
 		})
 	}
 }
 
-// With a workload certificate in place of its CA's, Envoy would reject all other peers.
+// If a workload certificate is configured instead of its CA's, Envoy would reject all other peers.
 func TestNonCARootIsRejected(t *testing.T) {
 	root, other := testpki.New(t, "root"), testpki.New(t, "other")
 	issued, _ := other.Workload(t, "spiffe://other/ns/default/sa/reviews")
@@ -99,7 +99,7 @@ func TestNonCARootIsRejected(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := server.SetExtraRoots("mesh", []string{string(root.PEM()), string(issued)}); err == nil || !strings.Contains(err.Error(), reason) {
-			t.Errorf("refused with %v", err)
+			t.Errorf("rejected with %v", err)
 		}
 		stream := sotwStream(t, server)
 		stream.subscribe("", RootName)
@@ -108,7 +108,7 @@ func TestNonCARootIsRejected(t *testing.T) {
 			t.Errorf("the roots are now\n%s", roots)
 		}
 		if err := server.SetExtraRoots("mesh", []string{string(itself)}); err != nil {
-			t.Errorf("a certificate that stands alone: %v", err)
+			t.Errorf("a self-signed certificate: %v", err)
 		}
 	})
 	t.Run("Workload API", func(t *testing.T) {
@@ -131,7 +131,7 @@ func TestNonCARootIsRejected(t *testing.T) {
 			expectRejected(t, server, name+"the root", reason)
 		}
 		if m := source.Current(); m.Leaf.SerialNumber.String() != first || string(m.Roots) != string(root.PEM()) {
-			t.Errorf("what it sent is in force: %s", m.Roots)
+			t.Errorf("the rejected roots are served: %s", m.Roots)
 		}
 	})
 }

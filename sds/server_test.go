@@ -24,7 +24,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-// fakeSource is a source whose material the test sets.
+// fakeSource is a Source whose identity the test sets.
 type fakeSource struct {
 	subscribers
 	current atomic.Pointer[Material]
@@ -189,7 +189,7 @@ func TestRejectedSecretIsNotSentAgainBeforeItChanges(t *testing.T) {
 	})
 	source.set(newMaterial(t, root))
 	if second := stream.next(); second.VersionInfo == first.VersionInfo {
-		t.Error("the rejected secret came again")
+		t.Error("the rejected secret was sent again")
 	}
 }
 
@@ -233,7 +233,7 @@ func TestOtherTypesAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := stream.Recv(); err == nil {
-		t.Error("clusters are served")
+		t.Error("the server accepts requests for clusters")
 	}
 }
 
@@ -246,10 +246,10 @@ func TestOtherUsersCannotConnect(t *testing.T) {
 		_, err = stream.Recv()
 	}
 	if err == nil {
-		t.Error("a user who is not on the list was let in")
+		t.Error("a user that is not allowed was accepted")
 	}
 	if !strings.Contains(output.String(), fmt.Sprintf("of user %d may not connect", os.Geteuid())) {
-		t.Error("the refusal is not in the log")
+		t.Error("the rejected connection is not logged")
 	}
 }
 
@@ -276,7 +276,7 @@ func TestFilePairsAreServedAndWatched(t *testing.T) {
 	write(t, key, second.Key)
 	pair := decode(t, stream.next().Resources[0]).GetTlsCertificate()
 	if !bytes.Equal(pair.CertificateChain.GetInlineBytes(), second.Chain) || !bytes.Equal(pair.PrivateKey.GetInlineBytes(), second.Key) {
-		t.Error("what was pushed is not the new pair")
+		t.Error("the pushed secret is not the new pair")
 	}
 	if ok, reason := server.Health(); !ok || reason != "" {
 		t.Errorf("health = %v, %q", ok, reason)
@@ -362,7 +362,7 @@ func TestUnsubscribedFilesAreReleased(t *testing.T) {
 	if err := stream.CloseSend(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, "the file is forgotten", func() error {
+	testenv.Eventually(t, "the file is released", func() error {
 		if n := len(server.Certificates()); n != 0 {
 			return fmt.Errorf("%d certificates", n)
 		}
@@ -421,11 +421,11 @@ func readExpiryMetric(t *testing.T, registry *prometheus.Registry) float64 {
 			}
 		}
 	}
-	t.Fatalf("it is not among %v", families)
+	t.Fatalf("the metric is not in %v", families)
 	return 0
 }
 
-// FuzzSecretName parses arbitrary names. Accepted names have files to watch.
+// FuzzSecretName parses arbitrary names. An accepted name refers to at least one file.
 func FuzzSecretName(f *testing.F) {
 	for _, seed := range []string{"file-cert:a~b", "file-cert:a~b~c", "file-root:", "file-root:system", "file-root:a~crl:b", "file-root:~crl:", "default", "~"} {
 		f.Add(seed)

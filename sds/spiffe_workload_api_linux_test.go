@@ -114,7 +114,7 @@ func TestWorkloadAPIUpdatesAreApplied(t *testing.T) {
 	server := startServer(t, Config{Source: source})
 	expect := func(ok bool, part string) {
 		t.Helper()
-		testenv.Eventually(t, "the reason says "+part, func() error {
+		testenv.Eventually(t, "the reason contains "+part, func() error {
 			if now, reason := server.Health(); now != ok || !strings.Contains(reason, part) {
 				return fmt.Errorf("%v, %q", now, reason)
 			}
@@ -145,7 +145,7 @@ func TestWorkloadAPIUpdatesAreApplied(t *testing.T) {
 		expect(true, name)
 	}
 	if serial := source.Current().Leaf.SerialNumber.String(); serial != first {
-		t.Error("the last good identity is gone")
+		t.Error("the last valid identity is not served")
 	}
 	api.set(&workload.X509SVIDResponse{Svids: []*workload.X509SVID{newSVID(t, root, identity)}})
 	if got := resourceNames(t, stream.next()); got != DefaultName {
@@ -182,23 +182,23 @@ func testFederation(t *testing.T, version string) {
 	const own, foreign = "spiffe://cluster.local/ns/default/sa/productpage", "spiffe://other.example/ns/default/sa/productpage"
 	testenv.Eventually(t, "Envoy serves its own domain", func() error { return visit(root, own) })
 	if visit(other, foreign) == nil {
-		t.Error("the other domain is let in before it is known")
+		t.Error("Envoy accepts the other domain before its roots are known")
 	}
 	api.set(&workload.X509SVIDResponse{Svids: []*workload.X509SVID{newSVID(t, root, identity)},
 		FederatedBundles: map[string][]byte{"spiffe://other.example": other.Cert.Raw}})
-	testenv.Eventually(t, "the other domain is let in", func() error { return visit(other, foreign) })
+	testenv.Eventually(t, "Envoy accepts the other domain", func() error { return visit(other, foreign) })
 	if err := visit(root, own); err != nil {
 		t.Error(err)
 	}
 	if visit(other, own) == nil {
-		t.Error("an authority of the other domain speaks for ours")
+		t.Error("Envoy accepts an identity of its domain from the other domain's CA")
 	}
 	if visit(root, foreign) == nil {
-		t.Error("our authority speaks for the other domain")
+		t.Error("Envoy accepts an identity of the other domain from its own CA")
 	}
 }
 
-// connectAs sends a request with a certificate for id.
+// connectAs sends a request to Envoy with a certificate for the SPIFFE ID id.
 func connectAs(t *testing.T, port int, a *testpki.Authority, id string) error {
 	t.Helper()
 	cert, key := a.Workload(t, id)
@@ -253,7 +253,7 @@ func TestProbeSocketDetectsTheServer(t *testing.T) {
 	}
 }
 
-// FuzzSVIDs verifies arbitrary responses of a Workload API. Accepted ones contain an identity with roots.
+// FuzzSVIDs parses arbitrary responses of a Workload API. An accepted response contains an identity and roots.
 func FuzzSVIDs(f *testing.F) {
 	root := testpki.New(f, "root")
 	for _, r := range []*workload.X509SVIDResponse{
@@ -278,7 +278,7 @@ func FuzzSVIDs(f *testing.F) {
 		}
 		m, err := source.parseResponse(&r)
 		if err == nil && (m.Leaf == nil || len(m.Roots) == 0 || len(m.Key) == 0) {
-			t.Errorf("taken: %v", m)
+			t.Errorf("accepted: %v", m)
 		}
 	})
 }

@@ -181,7 +181,7 @@ func testSPIRESocket(t *testing.T, version, roots string) {
 		t.Errorf("the other domain: %v", err)
 	}
 	if connectAs(t, port, other, own) == nil {
-		t.Error("an authority of the other domain speaks for ours")
+		t.Error("Envoy accepts an identity of its domain from the other domain's CA")
 	}
 
 	stop()
@@ -194,7 +194,7 @@ func testSPIRESocket(t *testing.T, version, roots string) {
 	shows("Envoy serves with what came meanwhile", after)
 }
 
-// The same socket serves the Workload API, from which the agent gets the identity if it is configured to.
+// The same socket serves the Workload API. The agent can be configured to obtain the identity from it.
 func TestAgentUsesWorkloadAPIOfSPIREStyleSocket(t *testing.T) {
 	dir, root, other := t.TempDir(), testpki.New(t, "root"), testpki.New(t, "other")
 	spire := &fakeSPIRE{workloadAPI: newWorkloadAPI()}

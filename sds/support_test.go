@@ -149,7 +149,7 @@ func newSource(t *testing.T, config CAConfig) *CASource {
 	return source
 }
 
-// runSource runs part until the test ends.
+// runSource runs a source or server until the test ends.
 func runSource(t *testing.T, part interface{ Run(context.Context) error }) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -305,7 +305,7 @@ func (c *fakeClock) jump(d time.Duration) {
 // advanceToRotation advances the clock in steps of a second until the certificate is replaced.
 func advanceToRotation(t *testing.T, clock *fakeClock, source Source, not string) (serial string) {
 	t.Helper()
-	testenv.Eventually(t, "a successor", func() error {
+	testenv.Eventually(t, "a new certificate", func() error {
 		clock.advance(time.Second)
 		if serial = source.Current().Leaf.SerialNumber.String(); serial == not {
 			return errors.New("still the old one")

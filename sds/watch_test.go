@@ -10,8 +10,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/fstimeout"
 )
 
-// A directory that is not watched, because its path contains no symbolic link, is replaced by another. There is no
-// notification of this, but the next poll finds the new directory.
+// A directory above the watched directory is replaced. It is not watched, because its path contains no symbolic link,
+// so there is no notification. The next poll finds the new directory.
 func TestReplacedDirectoryIsWatched(t *testing.T) {
 	root := t.TempDir()
 	above := filepath.Join(root, "above")
@@ -33,13 +33,13 @@ func TestReplacedDirectoryIsWatched(t *testing.T) {
 	}
 	lay()
 	if !w.updateWatches([]string{file}) {
-		t.Error("nothing new was found")
+		t.Error("the new directory was not found")
 	}
 	if w.updateWatches([]string{file}) {
-		t.Error("something new was found where nothing happened")
+		t.Error("a new directory was reported although nothing changed")
 	}
 	write(t, file, []byte("changed"))
 	if !w.waitForChange(t.Context(), time.Minute) {
-		t.Error("a change in the new directory was not heard")
+		t.Error("a change in the new directory was not reported")
 	}
 }

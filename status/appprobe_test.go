@@ -28,7 +28,7 @@ import (
 
 const appAddress = "127.106.2.2"
 
-// probed serves HTTP as an application, and returns a function that returns the probe of a path.
+// probed runs an application with handler h. It returns a function that returns the probe of a path.
 func probed(t testing.TB, h http.HandlerFunc) func(path string) probe.Spec {
 	t.Helper()
 	l, err := net.Listen("tcp", appAddress+":0")
@@ -87,7 +87,7 @@ func TestApplicationProbesAreAnsweredByTheApplication(t *testing.T) {
 		method, path string
 		header       []string
 		code         int
-		body         string // the answer begins with it
+		body         string // prefix of the response body
 	}{
 		{"GET", "/app-health/web/livez", []string{"X-From", "kubelet"}, 200, fmt.Sprintf("GET 127.41.2.1:%d kubelet", taken.HTTP.Port)},
 		{"POST", "/app-health/web/livez", nil, 200, "GET "},
@@ -119,7 +119,8 @@ func TestApplicationProbesAreAnsweredByTheApplication(t *testing.T) {
 			t.Errorf("the metrics lack %s", want)
 		}
 	}
-	// A Host of the kubelet's own choice reaches the application as it is; the agent's port becomes the application's.
+	// A Host header that the kubelet sets reaches the application unchanged, except that the agent's port is replaced
+	// by the application's port.
 	for asked, want := range map[string]string{
 		"shop.example": "shop.example", "shop.example:" + port: fmt.Sprintf("shop.example:%d", taken.HTTP.Port),
 		"shop.example:81": "shop.example:81", "[fd00::1]:" + port: fmt.Sprintf("[fd00::1]:%d", taken.HTTP.Port),
@@ -175,7 +176,7 @@ func TestRedirectToTheAgentIsRefused(t *testing.T) {
 	_, url := run(t, Config{Address: appAddress + ":0", AppProbes: AppProbes{Paths: map[string]probe.Spec{"/app-health/web/livez": spec("/")}}})
 	agent.Store(url)
 	if a := call(t, "GET", url+"/app-health/web/livez"); a.code != 500 || !strings.Contains(a.body, "redirects to the agent itself") || asked.Load() != 1 {
-		t.Errorf("%d %q after %d questions", a.code, a.body, asked.Load())
+		t.Errorf("%d %q after %d requests", a.code, a.body, asked.Load())
 	}
 }
 
@@ -208,9 +209,9 @@ func TestHookWithoutTimeoutLastsAsLongAsItsCaller(t *testing.T) {
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Errorf("it ended with %v", err)
 	}
-	<-gone // the application's side has ended too
+	<-gone // the application's handler has returned
 	if strings.Contains(log.String(), "does not respond") {
-		t.Errorf("a caller that left is told as the application's failure: %s", log.String())
+		t.Errorf("a cancelled request is logged as a failure of the application: %s", log.String())
 	}
 }
 
@@ -235,9 +236,9 @@ func TestProbeLimitAndQueue(t *testing.T) {
 		})
 	}
 	p := s.app.paths["/app-health/web/livez"]
-	testenv.Eventually(t, "all places are taken", func() error {
+	testenv.Eventually(t, "the maximum number of probes is running", func() error {
 		if len(p.queue) < maxProbes+maxWaiting {
-			return fmt.Errorf("%d wait", len(p.queue))
+			return fmt.Errorf("%d probes are running or queued", len(p.queue))
 		}
 		return nil
 	})
@@ -249,7 +250,7 @@ func TestProbeLimitAndQueue(t *testing.T) {
 	close(release)
 	all.Wait()
 	if ok, away := codes[0].Load(), codes[1].Load(); ok != maxProbes+maxWaiting || away != 20 || most.Load() > maxProbes {
-		t.Errorf("%d answered, %d turned away, at most %d at once", ok, away, most.Load())
+		t.Errorf("%d succeeded, %d were rejected, at most %d ran concurrently", ok, away, most.Load())
 	}
 }
 
@@ -290,7 +291,7 @@ func TestProbeFailureAndRecoveryAreLoggedOnce(t *testing.T) {
 		}
 	}
 	if failed, again := strings.Count(log.String(), "does not respond to its probe"), strings.Count(log.String(), "again"); failed != 1 || again != 1 {
-		t.Errorf("told %d and %d times: %s", failed, again, log.String())
+		t.Errorf("logged %d failures and %d recoveries: %s", failed, again, log.String())
 	}
 }
 
@@ -323,7 +324,7 @@ func TestQueuedOutProbeIsNotAFailure(t *testing.T) {
 	p.record(t.Context(), probe.Response{}, errTooMany)
 	p.record(t.Context(), probe.Response{Code: 200}, nil)
 	if log.Len() != 0 {
-		t.Errorf("told: %s", log.String())
+		t.Errorf("logged: %s", log.String())
 	}
 	for result, counter := range map[string]prometheus.Counter{"success": p.succeeded, "refused": p.refused} {
 		if n := testutil.ToFloat64(counter); n != 1 {

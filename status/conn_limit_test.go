@@ -36,7 +36,7 @@ func TestIdleConnectionsExcludeNoClient(t *testing.T) {
 		}
 	}
 	if a := call(t, "GET", url+"/healthz/ready"); a.code != http.StatusOK {
-		t.Errorf("with all those open: %d", a.code)
+		t.Errorf("a new client with all these connections open: status %d", a.code)
 	}
 	s.connLimit.mu.Lock()
 	defer s.connLimit.mu.Unlock()
@@ -54,18 +54,18 @@ func TestBusyConnectionIsNotClosed(t *testing.T) {
 	c.onState(idle, http.StateNew)
 	c.onState(third, http.StateNew)
 	if _, there := c.conns[idle]; there || len(c.conns) != 2 {
-		t.Error("the idle one is there still")
+		t.Error("the idle connection is still open")
 	}
 	c.onState(third, http.StateActive)
 	c.onState(fourth, http.StateNew)
 	if _, err := fourth.Write([]byte("x")); err != io.ErrClosedPipe {
-		t.Errorf("the one that came too late: %v, want it closed", err)
+		t.Errorf("the connection above the limit: %v, want it closed", err)
 	}
 	for _, conn := range []net.Conn{busy, third, fourth} {
 		c.onState(conn, http.StateClosed)
 	}
 	if len(c.conns) != 0 {
-		t.Errorf("%d are remembered after their end", len(c.conns))
+		t.Errorf("the limiter still counts %d closed connections", len(c.conns))
 	}
 }
 

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestApplicationIsWrittenBeforeSlowEnvoy: Envoy answers only when the scraper has the beginning of
-// the application's part, and its names are its own all the same.
+// TestApplicationIsWrittenBeforeSlowEnvoy: Envoy does not respond before the scraper has received the beginning of the
+// application's metrics. Families with Envoy's names still belong to Envoy.
 func TestApplicationIsWrittenBeforeSlowEnvoy(t *testing.T) {
 	seen := make(chan struct{})
 	m := envoyAt(fakeEnvoy(t, func(w http.ResponseWriter, r *http.Request) {
@@ -49,7 +49,7 @@ func TestApplicationIsWrittenBeforeSlowEnvoy(t *testing.T) {
 		"\n# TYPE app_envoy_x gauge\napp_envoy_x 2\n", "\n# TYPE app_istio_requests_total counter\napp_istio_requests_total 6\n", "\napp_last 3\n",
 	} {
 		if !strings.Contains(string(rest), want) {
-			t.Errorf("it lacks %q: %s", want, tail(string(rest)))
+			t.Errorf("the response lacks %q: %s", want, tail(string(rest)))
 		}
 	}
 	if strings.Contains(string(rest), "is incomplete") {
@@ -57,7 +57,8 @@ func TestApplicationIsWrittenBeforeSlowEnvoy(t *testing.T) {
 	}
 }
 
-// TestHungEnvoyLeavesTimeForRestOfApplication: also where some of it is written already.
+// TestHungEnvoyLeavesTimeForRestOfApplication: Envoy hangs after the first part of the application's metrics was
+// written.
 func TestHungEnvoyLeavesTimeForRestOfApplication(t *testing.T) {
 	m := envoyAt(fakeEnvoy(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	m.AllowReservedNames = true
@@ -80,7 +81,7 @@ func TestHungEnvoyLeavesTimeForRestOfApplication(t *testing.T) {
 	}
 	for _, want := range []string{"\napp_x 1\n", "\nistio_x 2\n", "\napp_last 3\n", "envoy is missing"} {
 		if !strings.Contains(string(body), want) {
-			t.Errorf("it lacks %q: %s", want, tail(string(body)))
+			t.Errorf("the response lacks %q: %s", want, tail(string(body)))
 		}
 	}
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// parse reads an answer as Prometheus would, and fails where that is not valid.
+// parse parses a response as Prometheus does, and fails the test if the response is invalid.
 func parse(t *testing.T, text string) map[string]*dto.MetricFamily {
 	t.Helper()
 	parser := expfmt.NewTextParser(model.LegacyValidation)
@@ -33,7 +33,7 @@ func parse(t *testing.T, text string) map[string]*dto.MetricFamily {
 	return families
 }
 
-// agentMetrics is a registry with one metric in it.
+// agentMetrics returns a registry with one metric.
 func agentMetrics() *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	g := prometheus.NewGauge(prometheus.GaugeOpts{Name: "agent_answer", Help: "The answer."})
@@ -104,7 +104,7 @@ func startEnvoyOf(t *testing.T, path string) (addr string) {
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-	t.Fatal("Envoy does not tell its admin address")
+	t.Fatal("Envoy did not write its admin address")
 	return ""
 }
 
@@ -113,7 +113,7 @@ func TestOneSourceThatFailsDoesNotLoseTheOther(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		envoy http.HandlerFunc
-		kept  bool // what Envoy sent before it failed
+		kept  bool // the scrape contains what Envoy sent before it failed
 	}{
 		{"not there", nil, false},
 		{"an error", func(w http.ResponseWriter, _ *http.Request) {
@@ -143,7 +143,7 @@ func TestOneSourceThatFailsDoesNotLoseTheOther(t *testing.T) {
 				t.Errorf("%d, %q", a.code, a.body)
 			}
 			again := parse(t, call(t, "GET", url+"/metrics").body)
-			if got := failures(again, "envoy"); got != 1 && got != 2 { // the second scrape's own may be counted already
+			if got := failures(again, "envoy"); got != 1 && got != 2 { // the failure of the second scrape may already be counted
 				t.Errorf("failures = %v", got)
 			}
 		})
@@ -277,12 +277,12 @@ func TestApplicationsHaveNoNamesOfEnvoyAndTheAgent(t *testing.T) {
 	for _, target := range []string{"one/metrics", "two/metrics"} {
 		if !strings.Contains(a.body, sourceReserved+`{source="application",target="`+target+`"} 5`) ||
 			!strings.Contains(a.body, "# pilotfish: application "+target+": 5 families are dropped") {
-			t.Errorf("what is left out of %s is not reported:\n%s", target, a.body)
+			t.Errorf("the families that were dropped from %s are not reported:\n%s", target, a.body)
 		}
 	}
 	m.AllowReservedNames = true
 	_, url = run(t, Config{Gatherer: agentMetrics(), Metrics: m})
 	if a := call(t, "GET", url+"/metrics"); !strings.Contains(a.body, "envoy_cluster_forged 666") {
-		t.Errorf("reserved names are allowed, and left out:\n%s", a.body)
+		t.Errorf("reserved names are allowed, but were dropped:\n%s", a.body)
 	}
 }

@@ -46,7 +46,7 @@ func TestReadinessReportsReasonTimeAndRemedy(t *testing.T) {
 	metrics := call(t, "GET", url+"/metrics").body
 	for _, want := range []string{"istio_agent_startup_duration_seconds 0\n", `pilotfish_ready{part="sds"} 1`, `pilotfish_ready{part="xds"} 0`} {
 		if !strings.Contains(metrics, want) {
-			t.Errorf("before it is ready the metrics have no %s", want)
+			t.Errorf("before the agent is ready, the metrics lack %s", want)
 		}
 	}
 	condition.Store(&health.Healthy)
@@ -54,7 +54,7 @@ func TestReadinessReportsReasonTimeAndRemedy(t *testing.T) {
 		t.Errorf("ready: %d %q", a.code, a.body)
 	}
 	if a = call(t, "GET", url+"/metrics"); strings.Contains(a.body, "istio_agent_startup_duration_seconds 0\n") {
-		t.Error("no start-up time after it became ready")
+		t.Error("the start-up metric is missing after the agent became ready")
 	}
 }
 
@@ -71,7 +71,8 @@ func compact(t *testing.T, text string) string {
 	return string(short)
 }
 
-// TestSinceIsTheFirstProbe: for components that do not report a time, also when the reason changes.
+// TestSinceIsTheFirstProbe: if a component does not report a time, Since is when a probe first detected the state. It
+// does not change with the reason.
 func TestSinceIsTheFirstProbe(t *testing.T) {
 	s := &Server{}
 	at := time.Unix(1e9, 0)

@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
-// requests are the requests to Envoy, in order.
+// requests records the requests to a fake Envoy, in order.
 type requests struct {
 	mu   sync.Mutex
 	what []string
@@ -22,7 +22,7 @@ func (a *requests) note(what string) {
 	a.what = append(a.what, what)
 }
 
-// An Envoy that puts its statistics together answers nothing else before it has.
+// While Envoy builds its statistics, it does not respond to other requests.
 func TestReadinessIsCheckedBeforeEnvoyIsScraped(t *testing.T) {
 	var a requests
 	m := envoyAt(fakeEnvoy(t, func(w http.ResponseWriter, r *http.Request) {
@@ -36,7 +36,7 @@ func TestReadinessIsCheckedBeforeEnvoyIsScraped(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 	if a.mu.Lock(); a.what[0] != "readiness" {
-		t.Errorf("it asked for %q", a.what)
+		t.Errorf("Envoy received the requests %q", a.what)
 	}
 	a.mu.Unlock()
 }
@@ -51,7 +51,7 @@ func TestHungCheckDoesNotBlockScrape(t *testing.T) {
 		select {
 		case <-statistics:
 		case <-time.After(20 * time.Second):
-			t.Error("Envoy was not asked")
+			t.Error("Envoy received no request")
 		}
 		return health.Healthy
 	}}}

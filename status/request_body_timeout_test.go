@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/probe"
 )
 
-// Each of these would otherwise be answered when its body is there, which is never.
+// Otherwise the server would respond to these requests only after their bodies, which are never sent.
 func TestRequestsWithMissingBodyAreAnswered(t *testing.T) {
 	spec := probed(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "well") })
 	_, url := run(t, Config{
@@ -49,6 +49,6 @@ func requestWithoutBody(t *testing.T, address, request string) {
 		t.Error(err)
 	}
 	if _, err := reader.ReadByte(); err != io.EOF {
-		t.Errorf("the connection goes on: %v", err)
+		t.Errorf("the connection remains open: %v", err)
 	}
 }

@@ -13,7 +13,8 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// Concurrent scrapes do not share buffers, and later ones reuse them without remains of the former.
+// TestConcurrentScrapesAreComplete: concurrent scrapes do not share buffers. Later scrapes reuse the buffers, without
+// data of earlier scrapes.
 func TestConcurrentScrapesAreComplete(t *testing.T) {
 	var stats strings.Builder
 	for f := range 30 {
@@ -24,11 +25,11 @@ func TestConcurrentScrapesAreComplete(t *testing.T) {
 	}
 	_, url := run(t, Config{Gatherer: agentMetrics(), Metrics: envoyAt(fakeEnvoy(t, text(stats.String())))})
 	var scrapers sync.WaitGroup
-	for i := range 2 { // as many as one address may have at a time
+	for i := range 2 { // the maximum number of concurrent scrapes per address
 		scrapers.Go(func() {
 			for range 10 {
 				if got := metricsOf(t, url, i == 0); !strings.Contains(got, stats.String()) {
-					t.Errorf("of %d bytes of statistics, not all are in the %d of the scrape", stats.Len(), len(got))
+					t.Errorf("not all of the %d bytes of statistics are in the %d bytes of the scrape", stats.Len(), len(got))
 				}
 			}
 		})
@@ -36,7 +37,8 @@ func TestConcurrentScrapesAreComplete(t *testing.T) {
 	scrapers.Wait()
 }
 
-// A scrape that fails badly is one scrape: TestMain sees whether it leaves something behind.
+// TestScrapeThatPanicsLeavesNothingBehind: a panic ends only its scrape. TestMain detects goroutines that it leaves
+// behind.
 func TestScrapeThatPanicsLeavesNothingBehind(t *testing.T) {
 	slow := fakeEnvoy(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	m := Metrics{Envoy: func() string { return slow }, Applications: []Application{{Name: "a", URL: fakeEnvoy(t, text("a 1\n"))}}}
@@ -53,7 +55,7 @@ func TestScrapeThatPanicsLeavesNothingBehind(t *testing.T) {
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if _, err := io.ReadAll(resp.Body); err == nil {
-		t.Error("what broke off looks whole")
+		t.Error("the aborted response looks complete")
 	}
 }
 

@@ -16,7 +16,7 @@ func TestOneAddressDoesNotTakeAllTurns(t *testing.T) {
 		t.Helper()
 		done, ok := s.acquire(t.Context(), who, func() {})
 		if !ok {
-			t.Fatalf("%s got no turn", who)
+			t.Fatalf("%s got no slot", who)
 		}
 		given = append(given, done)
 	}
@@ -25,19 +25,19 @@ func TestOneAddressDoesNotTakeAllTurns(t *testing.T) {
 	for range 20 { // select chooses a branch at random
 		if done, ok := s.acquire(over, greedy, nil); ok {
 			done()
-			t.Fatal("one address has three turns of three")
+			t.Fatal("one address has all three slots")
 		}
 	}
 	take(other)
 	if done, ok := s.acquire(over, third, nil); ok {
 		done()
-		t.Fatal("there were four turns of three")
+		t.Fatal("four scrapes ran with three slots")
 	}
 	for _, done := range given {
 		done()
 	}
 	if len(s.callers) != 0 || len(s.slots) != 0 {
-		t.Errorf("%d callers and %d turns are left", len(s.callers), len(s.slots))
+		t.Errorf("%d clients and %d slots are left", len(s.callers), len(s.slots))
 	}
 }
 
@@ -49,28 +49,28 @@ func TestOldestScrapeIsCancelledForAnotherAddress(t *testing.T) {
 		ended := make(chan struct{})
 		done, ok := s.acquire(t.Context(), who, func() { given <- i; close(ended) })
 		if !ok {
-			t.Fatalf("%s got no turn", who)
+			t.Fatalf("%s got no slot", who)
 		}
 		go func() { <-ended; done() }()
 		all = append(all, func() { close(ended) })
 	}
 	for _, turn := range s.running {
-		turn.since = turn.since.Add(-time.Hour) // each of them is old enough
+		turn.since = turn.since.Add(-time.Hour) // each scrape is older than maxHold
 	}
 	for want := range 3 {
-		done, ok := s.acquire(t.Context(), "192.0.2.3:1", func() { t.Error("the third address's answer was given up, although nobody waited") })
+		done, ok := s.acquire(t.Context(), "192.0.2.3:1", func() { t.Error("the third address's scrape was cancelled, although no client waited") })
 		if !ok {
-			t.Fatal("the third address got no turn")
+			t.Fatal("the third address got no slot")
 		}
 		if want == 0 {
 			if first := <-given; first != 0 {
-				t.Errorf("turn %d was given up and not the oldest", first)
+				t.Errorf("scrape %d was cancelled, not the oldest", first)
 			}
 		}
 		done()
 	}
 	if len(given) != 0 {
-		t.Errorf("%d more turns were given up than one was needed", len(given))
+		t.Errorf("%d more scrapes were cancelled than necessary", len(given))
 	}
 	all[1]()
 	all[2]()

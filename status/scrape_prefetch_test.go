@@ -15,7 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// reachedAfter is a connection that accepts a request after some time.
+// reachedAfter is a transport that sends a request after a delay.
 type reachedAfter time.Duration
 
 func (d reachedAfter) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -23,7 +23,7 @@ func (d reachedAfter) RoundTrip(r *http.Request) (*http.Response, error) {
 	if trace := httptrace.ContextClientTrace(r.Context()); trace != nil {
 		trace.WroteRequest(httptrace.WroteRequestInfo{})
 	}
-	time.Sleep(time.Second) // it puts its statistics together
+	time.Sleep(time.Second) // Envoy builds its statistics
 	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader("envoy_x 1\n"))}, nil
 }
 

@@ -25,10 +25,10 @@ import (
 
 const openMetrics = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-// prometheusAccept is what Prometheus 2.42 sends.
+// prometheusAccept is the Accept header of Prometheus 2.42.
 const prometheusAccept = "application/openmetrics-text;version=1.0.0;q=0.8,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 
-// target is an application that answers so.
+// target runs an application with handler answer and returns it as a scrape target.
 func target(t *testing.T, name string, answer http.HandlerFunc) Application {
 	t.Helper()
 	s := httptest.NewServer(answer)
@@ -50,7 +50,7 @@ func TestFormatFollowsScraperAndApplications(t *testing.T) {
 		name   string
 		apps   []http.HandlerFunc
 		accept string
-		want   string // the type of the answer
+		want   string // Content-Type of the response
 		lines  []string
 	}{
 		{"text for who takes text", []http.HandlerFunc{inOpen}, "text/plain", "text/plain; version=0.0.4; charset=utf-8", []string{"\n# TYPE app_open_total counter\napp_open_total 1\n"}},
@@ -122,7 +122,7 @@ func TestApplicationIsScrapedAtEitherLoopbackAddress(t *testing.T) {
 	}
 }
 
-// hostile are answers of applications that mean ill, or are broken.
+// hostile returns handlers of malicious or broken applications.
 func hostile(stop <-chan struct{}) map[string]http.HandlerFunc {
 	forever := func(kind string, line func(i int) string) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
@@ -221,7 +221,7 @@ func TestHostileApplicationCostsOnlyItsOwnPart(t *testing.T) {
 					tell()
 					answer(w, r)
 				}))
-				if place == "alone" { // and before Envoy, if it is not slow
+				if place == "alone" { // its metrics are written before Envoy's if it responds first
 					address := fakeEnvoy(t, func(w http.ResponseWriter, r *http.Request) {
 						<-asked
 						text("# TYPE envoy_x counter\nenvoy_x 1\n")(w, r)
@@ -245,7 +245,7 @@ func TestHostileApplicationCostsOnlyItsOwnPart(t *testing.T) {
 				}
 				whole := name == "other names"
 				if got := strings.Contains(a.body, `istio_agent_scrape_source_up{source="application",target="bad/metrics"} 0`); got == whole {
-					t.Errorf("told as missing: %v\n%.3000s", got, tail(a.body))
+					t.Errorf("reported as missing: %v\n%.3000s", got, tail(a.body))
 				}
 				if got := strings.Contains(a.body, "# pilotfish: application bad/metrics is "); got == whole {
 					t.Errorf("named in a comment: %v\n%.3000s", got, tail(a.body))
@@ -288,7 +288,7 @@ func TestEnvoyThatHangsLeavesTimeForTheApplication(t *testing.T) {
 	}
 }
 
-// series are samples of a name with numbers as their labels.
+// series returns samples of one metric with the numbers from from to to as label values.
 func series(name string, from, to int) string {
 	var b strings.Builder
 	for n := from; n < to; n++ {
@@ -297,10 +297,10 @@ func series(name string, from, to int) string {
 	return b.String()
 }
 
-// Five million series pass through one scrape without an increase of the server's memory: eight bytes for each would be
-// visible. They must pass within a scrape's maximum of one minute.
+// TestFiveMillionSeriesNeedNoMemory: five million series in one scrape do not increase the server's memory. Storing
+// eight bytes per series would be detected. The scrape must finish within the maximum of one minute.
 func TestFiveMillionSeriesNeedNoMemory(t *testing.T) {
-	runtime.GC() // of what other tests left
+	runtime.GC() // free the memory of earlier tests
 	app := target(t, "big/metrics", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain")
 		_, _ = io.WriteString(w, "# TYPE app_series gauge\n")
@@ -331,12 +331,12 @@ func TestFiveMillionSeriesNeedNoMemory(t *testing.T) {
 	if counter.lines < 5_000_000 {
 		t.Errorf("%d lines", counter.lines)
 	}
-	if most.Load() > 32<<20 { // of the whole test, with client and application
+	if most.Load() > 32<<20 { // this includes the test's client and application
 		t.Errorf("the heap grew to %d MB", most.Load()>>20)
 	}
 }
 
-// lineCounter counts lines, and looks around every 16 MB.
+// lineCounter counts lines, and measures the heap every 16 MB.
 type lineCounter struct {
 	lines, bytes int
 	each         func()
@@ -407,7 +407,8 @@ func TestScrapesBeyondTheLimitWaitForTheirTurn(t *testing.T) {
 	}
 }
 
-// What promtool complains of is what it complains of in the sources, and nothing of the agent's own.
+// TestMergeAddsNothingThatPromtoolComplainsOf: promtool reports only those problems of the merged scrape that it also
+// reports of the sources.
 func TestMergeAddsNothingThatPromtoolComplainsOf(t *testing.T) {
 	for _, version := range testenv.EnvoyVersions() {
 		t.Run(version, func(t *testing.T) {
@@ -457,7 +458,7 @@ func TestRepeatedSeriesIsWrittenOnceInOpenMetrics(t *testing.T) {
 	for accept, want := range map[string]int{openMetrics: 1, "text/plain": 2} {
 		a := call(t, "GET", url+"/metrics", "Accept", accept)
 		if n := strings.Count(a.body, "\napp_x{a=\"b\"} 1\n"); n != want {
-			t.Errorf("%s has it %d times, and not %d:\n%s", accept, n, want, a.body)
+			t.Errorf("with %s the series occurs %d times, want %d:\n%s", accept, n, want, a.body)
 		}
 	}
 }

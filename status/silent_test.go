@@ -36,7 +36,7 @@ func TestUnusedConnectionDoesNotDelayShutdown(t *testing.T) {
 	if _, err := c.Read(make([]byte, 1)); err != io.EOF {
 		t.Errorf("reading from the connection: %v, want its end", err)
 	}
-	testenv.Eventually(t, "the server forgets it", func() error {
+	testenv.Eventually(t, "the server removes the connection", func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		return server.Shutdown(ctx)

@@ -44,7 +44,7 @@ func run(t *testing.T, c Config) (s *Server, url string) {
 	return s, "http://" + s.Addr().String()
 }
 
-// answer is a whole answer.
+// answer is a response with its body.
 type answer struct {
 	code   int
 	header http.Header
@@ -121,7 +121,7 @@ func TestOrdersWantPOSTAndComeOnce(t *testing.T) {
 			}
 			<-done
 			if len(done) != 0 {
-				t.Error("it was done more than once")
+				t.Error("the action ran more than once")
 			}
 		})
 	}
@@ -257,7 +257,7 @@ func TestDebugPagesShowWhatTheirFunctionsGive(t *testing.T) {
 		t.Errorf("without a function: %d", a.code)
 	}
 	if a := call(t, "GET", url+"/debug/config"); a.code != 500 {
-		t.Errorf("what is no JSON: %d", a.code)
+		t.Errorf("a result that is not valid JSON: %d", a.code)
 	}
 	if a := call(t, "GET", url+"/debug/pprof/goroutine?debug=1"); a.code != 200 || !strings.Contains(a.body, "goroutine profile") {
 		t.Errorf("pprof: %d %.80q", a.code, a.body)
@@ -278,11 +278,11 @@ func TestPortInUseIsAnErrorOfNewThatNamesTheHolder(t *testing.T) {
 	defer func() { _ = l.Close() }()
 	_, err = New(Config{Address: l.Addr().String()})
 	if err == nil {
-		t.Fatal("two listen on one port")
+		t.Fatal("two servers listen on the same port")
 	}
 	for _, want := range []string{l.Addr().String(), "pid " + strconv.Itoa(os.Getpid()), "status.test"} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("error %q does not say %q", err, want)
+			t.Errorf("error %q does not contain %q", err, want)
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// A cached token, over HTTP on a reused connection.
+// BenchmarkCachedToken requests a cached token over HTTP, on a reused connection.
 func BenchmarkCachedToken(b *testing.B) {
 	clock := newClock()
 	s, err := New(Config{Address: "127.0.0.1:0", Exchanger: returning(clock, time.Hour), Check: workloadCheck, Now: clock.Now})
@@ -24,7 +24,7 @@ func BenchmarkCachedToken(b *testing.B) {
 	postAgain(b, "http://"+s.Addr().String()+TokenPath)
 }
 
-// A server that answers the same without looking at anything, for comparison.
+// BenchmarkAnyAnswer requests a fixed response of the same size from a plain server, for comparison.
 func BenchmarkAnyAnswer(b *testing.B) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -52,7 +52,7 @@ func postAgain(b *testing.B, address string) {
 	}
 }
 
-// The same for a caller in the process.
+// BenchmarkCachedTokenInProcess requests a cached token by a function call.
 func BenchmarkCachedTokenInProcess(b *testing.B) {
 	clock := newClock()
 	s, err := New(Config{Address: "127.0.0.1:0", Exchanger: returning(clock, time.Hour), Check: workloadCheck, Now: clock.Now})

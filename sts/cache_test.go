@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// newTestCache is a cache that ends with the test.
+// newTestCache returns a cache that is closed at the end of the test.
 func newTestCache(t *testing.T, clock *clock, from *exchanger) *cache {
 	life, stop := context.WithCancel(context.Background())
 	c := newCache(life, clock.Now, from.Exchange)
@@ -28,10 +28,10 @@ func (c *cache) mustGet(t *testing.T, want string) {
 	}
 }
 
-// settled waits for the exchanges that are under way.
+// settled waits until no exchange is in progress.
 func (c *cache) settled(t *testing.T) {
 	t.Helper()
-	testenv.Eventually(t, "no exchange is under way", func() error {
+	testenv.Eventually(t, "no exchange is in progress", func() error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		for _, e := range c.entries {
@@ -54,7 +54,7 @@ func TestTokenIsCachedAndRenewed(t *testing.T) {
 		t.Fatalf("%d exchanges while it was fresh", from.count())
 	}
 	clock.pass(2 * time.Second)
-	c.mustGet(t, "access-1") // which does not wait
+	c.mustGet(t, "access-1") // must not wait for the exchange
 	c.settled(t)
 	c.mustGet(t, "access-2")
 }
@@ -81,17 +81,17 @@ func TestCachedTokenIsReturnedWhileServerIsUnavailable(t *testing.T) {
 	c.mustGet(t, "access-1")
 	away = true
 	clock.pass(time.Hour - refreshAhead)
-	for range int(refreshAhead / time.Second) { // a request each second, to the last
+	for range int(refreshAhead / time.Second) { // one request per second until the token expires
 		c.mustGet(t, "access-1")
 		c.settled(t)
 		clock.pass(time.Second)
 	}
 	if n := from.count(); n < 5 || n > 20 {
-		t.Errorf("%d attempts in five minutes; want a few, further and further apart", n)
+		t.Errorf("%d attempts in five minutes; want a few, with increasing intervals", n)
 	}
 	clock.pass(maxPause)
 	if token, err := c.get(t.Context(), Request{Subject: "s"}); err == nil {
-		t.Errorf("an expired token was given out: %q", string(token.Access))
+		t.Errorf("an expired token was returned: %q", string(token.Access))
 	}
 	away = false
 	clock.pass(failurePause)
@@ -154,7 +154,7 @@ func TestSingleFlight(t *testing.T) {
 	leaving, leave := context.WithCancel(context.Background())
 	leave()
 	if _, err := c.get(leaving, Request{Subject: "s"}); !errors.Is(err, context.Canceled) {
-		t.Errorf("who left got %v", err)
+		t.Errorf("the client that stopped waiting got %v", err)
 	}
 	close(gate)
 	clients.Wait()
@@ -174,7 +174,7 @@ func TestExchangeLimit(t *testing.T) {
 		now++
 		most = max(most, now)
 		mu.Unlock()
-		time.Sleep(time.Millisecond) // so that they can meet
+		time.Sleep(time.Millisecond) // let exchanges overlap
 		mu.Lock()
 		now--
 		mu.Unlock()
@@ -191,7 +191,7 @@ func TestExchangeLimit(t *testing.T) {
 	}
 	clients.Wait()
 	if most > maxExchanges {
-		t.Errorf("%d at a time", most)
+		t.Errorf("%d concurrent exchanges", most)
 	}
 }
 
@@ -243,7 +243,7 @@ func TestEveryParameterIsPartOfTheKey(t *testing.T) {
 		{Resources: []string{"a"}, Audiences: []string{"b"}}, {Subject: "a", SubjectType: "b"}, {Subject: "ab"}, {Subject: "a", owner: "x"}, {owner: "y"},
 	} {
 		if other, ok := seen[r.key()]; ok {
-			t.Errorf("requests %d and %d have one key", i, other)
+			t.Errorf("requests %d and %d have the same key", i, other)
 		}
 		seen[r.key()] = i
 	}

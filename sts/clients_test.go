@@ -18,7 +18,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-// writeToken puts the workload's token into a file, as it is mounted, with a last line end.
+// writeToken writes the workload's token to a file, with a newline at the end, as a kubelet mounts it.
 func writeToken(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "token")
@@ -61,7 +61,7 @@ func TestGRPCClientGetsTokens(t *testing.T) {
 		}
 	}
 	if got := from.requests[0]; got.Scope != googleScope || got.Audiences[0] != "https://xds.example/" || string(got.Subject) != workloadToken(t) {
-		t.Errorf("not all that the client asked for came through")
+		t.Errorf("the exchange server did not receive all parameters of the client")
 	}
 }
 
@@ -77,7 +77,7 @@ func secureGRPC(t *testing.T, authority *testpki.Authority, headers chan<- []str
 			tell(ctx)
 			return next(ctx, r)
 		}),
-		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error { // Envoy's, whatever it is
+		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error { // accepts every method that Envoy calls
 			tell(stream.Context())
 			<-stream.Context().Done()
 			return nil

@@ -14,7 +14,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-// envoyBootstrap has Envoy call its control plane through Google's gRPC library, with tokens of the exchange.
+// envoyBootstrap makes Envoy call its control plane through Google's gRPC library, with tokens of the STS server.
 const envoyBootstrap = `
 node: {id: sidecar~127.0.0.1~test.default~default.svc.cluster.local, cluster: test}
 dynamic_resources:
@@ -67,7 +67,7 @@ func TestEnvoyGetsTokens(t *testing.T) {
 				}
 			})
 			if got := from.requests[0]; got.Scope != googleScope || string(got.Subject) != workloadToken(t) {
-				t.Error("not all that Envoy asked for came through")
+				t.Error("the exchange server did not receive all parameters of Envoy")
 			}
 		})
 	}

@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// Every accepted request satisfies the checks, however it was encoded.
+// FuzzParseRequest: every accepted request satisfies the checks, in each encoding.
 func FuzzParseRequest(f *testing.F) {
 	f.Add(formType, form(f))
 	f.Add(formType+"; charset=utf-8", form(f, "scope", "a b", "actor_token", "x", "actor_token_type", JWTType)+"&audience=a&audience=b&resource=https%3A%2F%2Fa")
@@ -25,21 +25,21 @@ func FuzzParseRequest(f *testing.F) {
 		if err != nil {
 			refusal, ok := err.(*Error)
 			if !ok || refusal.Status < 400 || refusal.Code == "" || refusal.Description == "" {
-				t.Fatalf("an error that is no refusal: %#v", err)
+				t.Fatalf("the error is not an *Error: %#v", err)
 			}
 			return
 		}
 		if r.Subject == "" || r.SubjectType != JWTType || (r.Actor == "") != (r.ActorType == "") {
-			t.Fatalf("taken: %+v", r)
+			t.Fatalf("accepted: %+v", r)
 		}
 		for _, value := range append(slices.Concat(r.Resources, r.Audiences), r.Scope, r.RequestedType, r.ActorType) {
 			if !utf8.ValidString(value) || (value == "" && !slices.Contains([]string{r.Scope, r.RequestedType, r.ActorType}, "")) {
-				t.Fatalf("taken: %q", value)
+				t.Fatalf("accepted: %q", value)
 			}
 		}
 		again, err := parseRequest(formType, []byte(r.form().Encode()))
 		if err != nil || again.key() != r.key() {
-			t.Fatalf("written and read again it is another request: %+v, %v", again, err)
+			t.Fatalf("encoding and parsing the request changed it: %+v, %v", again, err)
 		}
 	})
 }
@@ -54,12 +54,12 @@ func FuzzParseClaims(f *testing.F) {
 		c, err := parseClaims(token)
 		if err != nil {
 			if strings.Contains(err.Error(), token) && len(token) > 3 {
-				t.Fatalf("the error tells the token: %v", err)
+				t.Fatalf("the error contains the token: %v", err)
 			}
 			return
 		}
 		if c.expires.Year() > 9999 || c.notBefore.Year() > 9999 || strings.Count(token, ".") != 2 || strings.ContainsAny(token, " \r\n") {
-			t.Fatalf("taken: %q as %+v", token, c)
+			t.Fatalf("accepted: %q as %+v", token, c)
 		}
 		_, _ = Check{Issuers: []string{"a"}, Audiences: []string{"b"}}.verify(Secret(token), time.Unix(0, 0))
 	})
@@ -72,12 +72,12 @@ func FuzzParseToken(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		if token, err := parseToken(body, noon); err == nil && (!isCredential(token.Access) || token.Type == "" || token.IssuedType == "" ||
 			(!token.Expires.IsZero() && (token.Expires.Before(noon) || token.Expires.After(noon.Add(maxLifetime))))) {
-			t.Fatalf("taken: %+v of %s", token, body)
+			t.Fatalf("accepted: %+v of %s", token, body)
 		}
 		for _, status := range []int{200, 400, 500} {
 			_, err := reply{status: status, body: body}.token("x", noon)
 			if err != nil && strings.ContainsAny(err.Error(), "\r\n") {
-				t.Fatalf("a line end came through: %q", err)
+				t.Fatalf("the token contains a line end: %q", err)
 			}
 		}
 	})

@@ -250,7 +250,7 @@ func (s *Server) exchange(ctx context.Context, request Request) (Token, error) {
 	s.metrics.exchanged(err, time.Since(start))
 	var refusal *Error
 	if errors.As(err, &refusal) {
-		s.config.Logger.Warn("the exchange server rejected a token exchange", "server", s.config.Exchanger.Name(), "error", presentable(err.Error()))
+		s.config.Logger.Warn("the exchange server rejected a token exchange", "by", s.config.Exchanger.Name(), "error", presentable(err.Error()))
 		return Token{}, err // the error shows that the server responds
 	}
 	s.note(err)
@@ -264,10 +264,10 @@ func (s *Server) note(err error) {
 	case err != nil && s.trouble == nil:
 		s.since = s.config.Now()
 		s.config.Logger.Warn("token exchanges fail; cached tokens are returned until they expire",
-			"server", s.config.Exchanger.Name(), "error", presentable(err.Error()))
+			"at", s.config.Exchanger.Name(), "error", presentable(err.Error()))
 	case err == nil && s.trouble != nil:
-		s.config.Logger.Info("token exchanges succeed again", "server", s.config.Exchanger.Name(),
-			"failedFor", s.config.Now().Sub(s.since).Round(time.Second))
+		s.config.Logger.Info("token exchanges succeed again", "at", s.config.Exchanger.Name(),
+			"failed for", s.config.Now().Sub(s.since).Round(time.Second))
 	}
 	s.trouble = err
 }

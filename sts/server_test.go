@@ -39,7 +39,7 @@ func TestATokenIsExchanged(t *testing.T) {
 	asked := from.requests[0]
 	if string(asked.Subject) != workloadToken(t) || asked.Scope != "read write" || asked.RequestedType != AccessTokenType ||
 		cmp.Diff(asked.Audiences, []string{"a", "b"})+cmp.Diff(asked.Resources, []string{"https://r.example/"}) != "" {
-		t.Error("not all that was asked for was passed on")
+		t.Error("the exchanger did not receive all parameters")
 	}
 }
 
@@ -112,12 +112,12 @@ func TestInvalidRequestsAreNotSent(t *testing.T) {
 				t.Errorf("got %d %s, want %d %s", got.Status, got.raw, row.status, row.code)
 			}
 			if strings.Contains(got.raw, "eyJ") || got.Header.Get("Cache-Control") != "no-store" {
-				t.Errorf("the answer holds a token, or may be kept: %v %s", got.Header, got.raw)
+				t.Errorf("the response contains a token or may be cached: %v %s", got.Header, got.raw)
 			}
 		})
 	}
 	if n := from.count(); n != 0 {
-		t.Errorf("%d of them reached the exchange server", n)
+		t.Errorf("%d invalid requests reached the exchange server", n)
 	}
 }
 
@@ -229,7 +229,7 @@ func TestLoopbackOnly(t *testing.T) {
 	request.RemoteAddr = "10.0.0.7:1234"
 	(&Server{}).handler().ServeHTTP(recorder, request)
 	if recorder.Code != http.StatusForbidden {
-		t.Errorf("a client from elsewhere got %d", recorder.Code)
+		t.Errorf("a client outside loopback got status %d", recorder.Code)
 	}
 }
 
@@ -244,7 +244,8 @@ func TestABusyPortIsExplained(t *testing.T) {
 	}
 }
 
-// Whose fault it is decides on the answer: Istio's agent and RFC 8693 have invalid_target for a server that is unable.
+// TestErrorStatusAndCode: errors of the client's request have status 400. Failures of the exchange server have status
+// 500 and the code invalid_target, as with Istio's agent.
 func TestErrorStatusAndCode(t *testing.T) {
 	for name, row := range map[string]struct {
 		err    error
@@ -343,7 +344,7 @@ func TestConnectionLimit(t *testing.T) {
 	for _, c := range open {
 		_ = c.Close()
 	}
-	testenv.Eventually(t, "there is room again", func() error {
+	testenv.Eventually(t, "a new connection is accepted", func() error {
 		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 		response, err := client.Get(base + StatusPath)
 		if err == nil {
@@ -404,7 +405,7 @@ func TestCachedTokenServesRenewedWorkloadToken(t *testing.T) {
 	if got := post(t, base, formType, form(t, "subject_token", of("1"))); got.AccessToken != "access-1" {
 		t.Fatal(got.raw)
 	}
-	// The kubelet renews the token while the exchange server is away.
+	// The kubelet renews the token while the exchange server is unavailable.
 	from.mu.Lock()
 	from.do = func(context.Context, int, Request) (Token, error) { return Token{}, errors.New("away") }
 	from.mu.Unlock()
@@ -414,7 +415,7 @@ func TestCachedTokenServesRenewedWorkloadToken(t *testing.T) {
 	}
 	for _, other := range []string{"1", "forged"} {
 		if got := post(t, base, formType, form(t, "subject_token", of(other))); got.Status != http.StatusInternalServerError {
-			t.Errorf("a token that says the same of itself: %d %s", got.Status, got.raw)
+			t.Errorf("an unverified token with the same claims: %d %s", got.Status, got.raw)
 		}
 	}
 }
@@ -456,7 +457,7 @@ func TestSecretIsNeverPrinted(t *testing.T) {
 	slog.New(slog.NewTextHandler(&out, nil)).Info("x", "request", r, "secret", r.Subject)
 	for _, hidden := range []string{"hush", "68757368"} {
 		if strings.Contains(out.String(), hidden) {
-			t.Errorf("it shows:\n%s", out.String())
+			t.Errorf("a secret was printed:\n%s", out.String())
 		}
 	}
 }

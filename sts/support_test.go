@@ -22,10 +22,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// noon is when the tests with a clock of their own begin.
+// noon is the initial time of the tests' clocks.
 var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
-// clock is time that a test holds.
+// clock is a clock that only the test advances.
 type clock struct {
 	mu  sync.Mutex
 	now time.Time
@@ -94,7 +94,7 @@ func (e *exchanger) count() int {
 	return len(e.requests)
 }
 
-// returning returns an exchanger whose tokens are named by their number and are valid for the span.
+// returning returns an exchanger that issues the tokens access-1, access-2, … with the specified lifetime.
 func returning(clock *clock, life time.Duration) *exchanger {
 	return &exchanger{do: func(_ context.Context, n int, _ Request) (Token, error) {
 		return Token{Access: Secret(fmt.Sprintf("access-%d", n)), IssuedType: AccessTokenType, Type: "Bearer", Expires: clock.Now().Add(life)}, nil
@@ -128,7 +128,8 @@ func start(t *testing.T, config Config) (*Server, string, *testenv.Buffer) {
 	return s, "http://" + s.Addr().String(), logged
 }
 
-// form is a good request, with parameters changed or, where the value is "-", left out.
+// form returns the form of a valid request. changes are pairs of a parameter and its new value; "-" removes the
+// parameter.
 func form(t testing.TB, changes ...string) string {
 	values := url.Values{
 		"grant_type": {GrantType}, "subject_token": {workloadToken(t)}, "subject_token_type": {JWTType},
@@ -141,7 +142,7 @@ func form(t testing.TB, changes ...string) string {
 	return values.Encode()
 }
 
-// result is an answer as a client sees it.
+// result is the response to a token request.
 type result struct {
 	Status int
 	Header http.Header

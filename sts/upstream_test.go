@@ -26,7 +26,7 @@ import (
 
 const goodAnswer = `{"access_token":"at","issued_token_type":"urn:ietf:params:oauth:token-type:access_token","token_type":"Bearer","expires_in":60,"scope":"a"}`
 
-// serve answers with what the function writes.
+// serve runs an HTTP server with handler f until the test ends, and returns its URL.
 func serve(t *testing.T, f http.HandlerFunc) string {
 	server := httptest.NewServer(f)
 	t.Cleanup(server.Close)
@@ -101,7 +101,7 @@ func TestRecoveredServerIsUsed(t *testing.T) {
 		case 1:
 			w.WriteHeader(http.StatusBadGateway)
 		case 2:
-			panic(http.ErrAbortHandler) // cuts the connection
+			panic(http.ErrAbortHandler) // closes the connection without a response
 		default:
 			_, _ = io.WriteString(w, goodAnswer)
 		}
@@ -111,7 +111,7 @@ func TestRecoveredServerIsUsed(t *testing.T) {
 	}
 }
 
-// Each row is an answer without a usable token.
+// Each row is a response without a usable token.
 func TestInvalidAnswersAreErrors(t *testing.T) {
 	for name, body := range map[string]string{
 		"nothing": "", "text": "hello", "a list": "[]", "half": goodAnswer[:40], "a tail": goodAnswer + "x",
@@ -231,7 +231,7 @@ func TestEndpointUsesTLSPolicy(t *testing.T) {
 		t.Cleanup(server.Close)
 		narrowed := newTestEndpoint(t, EndpointConfig{URL: server.URL, RootFile: roots, Policy: policy})
 		if _, err := narrowed.Exchange(t.Context(), Request{}); err == nil || requests.Load() != 0 {
-			t.Errorf("%s: a server that offers nothing allowed got %d requests: %v", policy, requests.Load(), err)
+			t.Errorf("%s: a server without an allowed TLS version or cipher suite received %d requests: %v", policy, requests.Load(), err)
 		}
 		open := newTestEndpoint(t, EndpointConfig{URL: server.URL, RootFile: roots})
 		if _, err := open.Exchange(t.Context(), Request{}); err != nil {
@@ -253,7 +253,7 @@ func TestTokensAreSentToSafeAddressesOnly(t *testing.T) {
 	}
 }
 
-// google is a Google that knows one workload, and which calls it got.
+// google is a fake of Google's token exchange that accepts one workload and records the calls.
 func google(t *testing.T, audience, account string, fail func(path string) (int, string)) (base string, calls *[]string) {
 	calls = &[]string{}
 	mux := http.NewServeMux()
@@ -339,7 +339,7 @@ func TestUnsupportedGoogleRequestsAreRefused(t *testing.T) {
 		}
 	}
 	if len(*calls) != 0 {
-		t.Errorf("Google was asked: %v", *calls)
+		t.Errorf("Google received requests: %v", *calls)
 	}
 }
 
@@ -399,7 +399,7 @@ func TestMetadataTokenIsCached(t *testing.T) {
 		want := map[string][]string{"audience": {"a b"}, "format": {"full"}}
 		if r.Header.Get("Metadata-Flavor") != "Google" || !maps.EqualFunc(r.URL.Query(), want, func(a, b []string) bool { return cmp.Equal(a, b) }) ||
 			!strings.HasSuffix(r.URL.Path, "/instance/service-accounts/default/identity") {
-			t.Errorf("asked %s with %v", r.URL, r.Header)
+			t.Errorf("request %s with headers %v", r.URL, r.Header)
 		}
 		if away.Load() != 0 {
 			w.WriteHeader(http.StatusNotFound)

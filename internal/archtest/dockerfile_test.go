@@ -15,15 +15,15 @@ import (
 // unpinnedImage is the only base image that may lack a digest. docs/container.md explains how to pin it.
 const unpinnedImage = "${ENVOY_IMAGE}"
 
-// writableFolders are what the sidecar image's user owns.
+// writableFolders are the directories that the user of the sidecar image may own.
 var writableFolders = []string{"/etc/istio/proxy/", "/etc/istio/config/", "/var/lib/istio/data/", "/var/run/secrets/workload-spiffe-uds/"}
 
 var pinnedImage = regexp.MustCompile(`@sha256:[0-9a-f]{64}$`)
 
-// stage is one FROM of a Dockerfile with the instructions that follow it.
+// stage is one FROM instruction of a Dockerfile with the instructions that follow it.
 type stage struct {
 	image, name string
-	copies      [][]string // the words of each COPY and ADD
+	copies      [][]string // words of each COPY and ADD instruction
 }
 
 // parseStages reads the stages of a Dockerfile.
@@ -50,7 +50,8 @@ func parseStages(text string) []stage {
 	return stages
 }
 
-// findDockerfileProblems returns base images without a digest and files of the images that the runtime user could change.
+// findDockerfileProblems returns base images without a digest, and files of the images that the runtime user can
+// change.
 func findDockerfileProblems(text string) []string {
 	var problems []string
 	stages := parseStages(text)
@@ -59,7 +60,7 @@ func findDockerfileProblems(text string) []string {
 			problems = append(problems, fmt.Sprintf("FROM %s has no digest: append @sha256:…", s.image))
 		}
 		if strings.Contains(text, "--from="+s.name+" ") && s.name != "" {
-			continue // a stage to build in, of which no layer is in an image
+			continue // a build stage, whose layers are not in an image
 		}
 		for _, words := range s.copies {
 			if problem := checkCopy(words); problem != "" {
@@ -109,7 +110,7 @@ func TestGoImageHasTheToolchainOfGoMod(t *testing.T) {
 	_, rest, _ := strings.Cut(readRepositoryFile(t, "go.mod"), "\ntoolchain go")
 	release, _, _ := strings.Cut(rest, "\n")
 	if image := "FROM golang:" + release + "@sha256:"; release == "" || !strings.Contains(readRepositoryFile(t, "Dockerfile"), image) {
-		t.Errorf("the Dockerfile has no %q, which is the toolchain of go.mod", image)
+		t.Errorf("the Dockerfile lacks %q, the toolchain of go.mod", image)
 	}
 }
 

@@ -30,7 +30,7 @@ type pkg struct {
 	Deps       []string // all
 }
 
-// leaves are composed by the agent and do not import each other.
+// leaves are packages that the agent combines and that must not import each other.
 var leaves = []string{"bootstrap", "envoy", "xdsproxy", "sds", "sts", "status", "dns", "wasm", "iptables"}
 
 // rule forbids imports to the packages of some folders. A folder includes the folders below it. A forbidden name that
@@ -38,7 +38,7 @@ var leaves = []string{"bootstrap", "envoy", "xdsproxy", "sds", "sts", "status", 
 type rule struct {
 	reason    string
 	of        []string
-	direct    bool // look at direct imports only
+	direct    bool // check direct imports only
 	forbidden []string
 }
 
@@ -123,7 +123,7 @@ func TestImportRules(t *testing.T) {
 	}
 }
 
-// A rule without a package, or a check that never fails, would test nothing.
+// TestImportRulesCanFail: a rule that applies to no package, or a check that never fails, would test nothing.
 func TestImportRulesCanFail(t *testing.T) {
 	packages := list(t)
 	for _, r := range rules {
@@ -141,7 +141,7 @@ func TestImportRulesCanFail(t *testing.T) {
 	}
 }
 
-// pure is what code that does no I/O and reads no clock may use of packages that are not pure as a whole.
+// pure lists the functions without I/O and clock that pure code may use of packages that are otherwise not pure.
 var pure = map[string]*regexp.Regexp{
 	"net":                    regexp.MustCompile(`^(JoinHostPort|SplitHostPort|ParseIP|ParseCIDR|IP|IPNet|IPMask)$`),
 	"net/http":               regexp.MustCompile(`^(Status|Method)`),
@@ -161,7 +161,7 @@ func TestTranslateIsPure(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(impure(t, dir)) != 1 {
-			t.Errorf("the use of %s is not seen", want)
+			t.Errorf("the use of %s is not detected", want)
 		}
 	}
 }
@@ -194,10 +194,10 @@ func impure(t *testing.T, dir string) (uses []string) {
 	return uses
 }
 
-// importOf is the path of the package that an expression names, or nothing.
+// importOf returns the import path of the package that an expression names, or "".
 func importOf(file *ast.File, x ast.Expr) string {
 	ident, ok := x.(*ast.Ident)
-	if !ok || ident.Obj != nil { // a variable of that name
+	if !ok || ident.Obj != nil { // a variable with the name of a package
 		return ""
 	}
 	for _, spec := range file.Imports {
@@ -223,7 +223,8 @@ func violations(imports []string, r rule) []string {
 	return bad
 }
 
-// forbids: a standard package is meant alone (net, not net/netip); a folder of ours or a foreign path with all below it.
+// forbids reports whether the name in a rule applies to an import path. The name of a standard package applies only to
+// that package (net, not net/netip). Other names also apply to all packages below them.
 func forbids(name, path string) bool {
 	if isWithin(path, module+"/"+name) {
 		return true
@@ -252,7 +253,7 @@ func list(t *testing.T) []pkg {
 		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
-			t.Fatalf("reading the answer of go list: %v", err)
+			t.Fatalf("decoding the output of go list: %v", err)
 		}
 		if isWithin(p.ImportPath, module) {
 			packages = append(packages, p)

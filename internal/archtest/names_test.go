@@ -13,19 +13,21 @@ import (
 	"unicode"
 )
 
-// privateWords have a standard term in this field. No identifier contains them.
+// privateWords are words for which a standard term exists. Identifiers must not contain them.
 var privateWords = wordSet(`
 	say says said saying tell tells told telling ask asks asked asking asker nobody somebody whoever beside besides anew mend mends mended
 	mending stand stands unsaid untold unasked whither astray hasten hastened patience keeper lineage takeover`)
 
-// privateFileWords are no subject of a file: adverbs, verbs in the third person, and metaphors.
+// privateFileWords are words that do not describe the subject of a file: adverbs, verbs in the third person, and
+// metaphors.
 var privateFileWords = wordSet(`
 	again ahead alike alone anew apart asked badluck behind beside besides crowd doors elder elsewhere fight forced hasten hopeless hurry
 	instead keep keeper keeping kit learned led ledger liar lineage linger meanwhile mend mentioned narrow occupy odd outside patience
 	patient pour settle shelf sight sound standing standin strangers succession tell tells telling told turns unsaid unseen uses whither
 	whole withouteffect withoutsecrets world young`)
 
-// bareNames are no names of functions: a function's name is a verb with its object, a predicate, or an accessor's noun.
+// bareNames are not allowed as names of functions. A function's name is a verb with its object, a predicate, or an
+// accessor's noun.
 var bareNames = wordSet(`
 	about after again ahead alike alone also anew apart around as astray at away back because before behind below beneath beside besides
 	between beyond both by during each either elsewhere enough even ever every everywhere for forth from further hence here in inside
@@ -48,7 +50,7 @@ func wordSet(words string) map[string]bool {
 func TestFilesAreNamedAfterTheirSubject(t *testing.T) {
 	for _, file := range sources(t, ".go") {
 		if w := privateWord(strings.Split(strings.TrimSuffix(filepath.Base(file), ".go"), "_"), privateFileWords); w != "" {
-			t.Errorf("%s: %q is no standard term for what the file contains", file, w)
+			t.Errorf("%s: %q is not a standard term for the file's content", file, w)
 		}
 	}
 }
@@ -96,7 +98,7 @@ type declaration struct {
 	isFunc bool
 }
 
-// declarations returns what a file declares on package level, with methods and the fields of struct types.
+// declarations returns the package-level declarations of a file, with methods and the fields of struct types.
 func declarations(file *ast.File) (ds []declaration) {
 	add := func(isFunc bool, names ...*ast.Ident) {
 		for _, n := range names {
@@ -130,7 +132,7 @@ func declarations(file *ast.File) (ds []declaration) {
 	return ds
 }
 
-// nameProblem returns what is wrong with a name, or nothing.
+// nameProblem returns what is wrong with a name, or "".
 func nameProblem(d declaration) string {
 	if limitPrefix.MatchString(d.name) {
 		return "a limit begins with max or min"

@@ -29,7 +29,7 @@ func TestArchitectureListsEachPackage(t *testing.T) {
 	}
 	for _, dir := range documented {
 		if !slices.Contains(want, dir) {
-			t.Errorf("docs/architecture.md has a row for %s, which is no package", dir)
+			t.Errorf("docs/architecture.md has a row for %s, which is not a package", dir)
 		}
 	}
 }

@@ -12,7 +12,8 @@ import (
 
 func root() string { return testenv.Root() }
 
-// sources returns the files of the repository that end in one of the suffixes, relative to its root, without generated and test data.
+// sources returns the files of the repository whose names end with one of the suffixes, relative to the root. It omits
+// generated files and test data.
 func sources(t *testing.T, suffixes ...string) (files []string) {
 	t.Helper()
 	err := filepath.WalkDir(root(), func(path string, d fs.DirEntry, err error) error {

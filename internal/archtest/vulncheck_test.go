@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// vulnerability is an entry of a database: a function of the standard library is vulnerable in every release.
+// vulnerability is a database entry for a function of the standard library that is vulnerable in every release.
 const vulnerability = `{
   "schema_version": "1.3.1", "id": "GO-2026-9999", "summary": "test", "details": "test",
   "modified": "2026-01-01T00:00:00Z", "published": "2026-01-01T00:00:00Z",
@@ -54,7 +54,8 @@ func TestVulncheckOnlyPrintsNoteWithoutDatabase(t *testing.T) {
 
 func vulncheck(t *testing.T, env string) (code int, output string) {
 	t.Helper()
-	// The script finds govulncheck by the go command, which may have to fetch it: not through env's proxy.
+	// The script runs govulncheck with the go command, which may have to download it. The download must not use the
+	// proxy in env.
 	if out, err := exec.Command("go", "-C", testenv.Root(), "tool", "-modfile=tools/go.mod", "-n", "govulncheck").CombinedOutput(); err != nil {
 		t.Fatalf("building govulncheck: %v\n%s", err, out)
 	}

@@ -14,7 +14,7 @@ import (
 type wordFamily struct {
 	words    string // alternatives of a regular expression
 	instead  string
-	marked   bool // nearly every use hides the actor or the protocol's term
+	marked   bool // limited by maxMarkedUses: most uses hide the actor or the protocol's term
 	exactly  bool // case matters: Go is the language
 	compiled *regexp.Regexp
 }
@@ -34,7 +34,7 @@ var wordFamilies = compileFamilies([]wordFamily{
 	{words: `keep|keeps|kept`, instead: "caches, stores, retains, persists"},
 })
 
-// Uses per 10,000 words of comments and documentation: of all families together, and of the marked ones.
+// Maximum uses per 10,000 words of comments and documentation: of all families together, and of the marked families.
 const (
 	maxUses       = 40
 	maxMarkedUses = 2
@@ -51,7 +51,7 @@ func compileFamilies(families []wordFamily) []wordFamily {
 	return families
 }
 
-// wordCount is how often a text uses the words of the families.
+// wordCount counts the words of a text and its uses of the avoided families.
 type wordCount struct {
 	words, uses, marked int
 	lines               []string // lines with a marked word, as file:line: text
@@ -144,7 +144,7 @@ func countWords(file, text string) (count wordCount) {
 	return count
 }
 
-// count returns the number of uses in a line. Parts of names, paths and addresses are not uses.
+// count returns the number of uses in a line. Words within names, paths and addresses are not counted.
 func (f wordFamily) count(line string) (uses int) {
 	for _, at := range f.compiled.FindAllStringIndex(line, -1) {
 		before, after := line[:at[0]], line[at[1]:]

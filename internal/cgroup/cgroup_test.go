@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// machine returns the group of a process in a root directory with these files.
+// machine returns the group of a process on a machine with these files in /proc and /sys.
 func machine(t *testing.T, files map[string]string) Group {
 	t.Helper()
 	root := t.TempDir()

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// asMember is an environment variable with which the test binary joins groups and prints their limits.
+// asMember is an environment variable. If it is set, the test binary joins cgroups and prints their limits.
 const asMember = "PILOTFISH_TEST_CGROUP_MEMBER"
 
 type seen struct {
@@ -79,7 +79,7 @@ func limited(t *testing.T) string {
 		makeGroup(t, cpu, map[string]string{"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "150000"}) {
 		return filepath.Join(mem, "cgroup.procs") + string(filepath.ListSeparator) + filepath.Join(cpu, "cgroup.procs")
 	}
-	t.Skip("no cgroup can be made here (root and a writable cgroup file system are needed)")
+	t.Skip("creating a cgroup requires root and a writable cgroup file system")
 	return ""
 }
 
@@ -98,7 +98,7 @@ func makeGroup(t *testing.T, dir string, limits map[string]string) bool {
 	return true
 }
 
-// write writes to an existing file: a directory that is not a cgroup has none.
+// write writes to an existing file. A directory that is not a cgroup does not contain such files.
 func write(file, value string) error {
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	if err != nil {
@@ -117,7 +117,7 @@ func FuzzKernelFiles(f *testing.F) {
 		groupMount(mounts, memory)
 		parseOOMKills(limit)
 		if share(limit, quota) < 0 {
-			t.Errorf("%q of %q is less than nothing", limit, quota)
+			t.Errorf("the limit for %q of %q is negative", limit, quota)
 		}
 	})
 }

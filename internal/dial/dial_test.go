@@ -37,7 +37,7 @@ func TestSilentServerFailsInTime(t *testing.T) {
 	defer func() { _ = l.Close() }()
 	_, err = Server{}.Connect(context.Background(), l.Addr().String(), 50*time.Millisecond)
 	if err == nil {
-		t.Fatal("connected to a silent server")
+		t.Fatal("connected to a server that does not respond")
 	}
 }
 

@@ -23,7 +23,7 @@ func TestHungFilesDoNotBlockConnections(t *testing.T) {
 		if err := syscall.Mkfifo(file, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { // unblock the reader, so that it ends
+		t.Cleanup(func() { // unblock the reader, so that its goroutine exits
 			testenv.Eventually(t, "the pipe is read", func() error {
 				w, err := os.OpenFile(file, os.O_WRONLY|syscall.O_NONBLOCK, 0)
 				if err == nil {

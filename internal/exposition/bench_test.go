@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// statistics are as Envoy writes them: one label or two, whole numbers.
+// statistics returns metrics in Envoy's format, with one or two labels and integer values.
 func statistics() string {
 	var b strings.Builder
 	for f := range 100 {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// What was read together with the end of a long line is not the line.
+// The buffer may contain the next line after the end of a line that is too long. The next line must not be dropped.
 func TestLinesAfterTooLongLineAreRead(t *testing.T) {
 	text := `a{x="` + strings.Repeat("x", 130<<10) + "\"} 1\n" + strings.Repeat("a{x=\"y\"} 1\n", 40<<10)
 	copied, err := NewMerger(io.Discard, Text).Copy(strings.NewReader(text), Source{})

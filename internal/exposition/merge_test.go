@@ -17,7 +17,7 @@ import (
 type sourceInput struct {
 	format Format
 	text   string
-	later  string // the label of a source that is merged from memory
+	later  string // label of a source that is merged as a Spool
 }
 
 func merge(t *testing.T, out Format, sources ...sourceInput) (string, []CopyResult) {
@@ -115,10 +115,10 @@ func TestMerge(t *testing.T) {
 		{"a family in pieces is text still", Text, []sourceInput{{text: "a 1\nb 1\na{c=\"d\"} 2\n# TYPE h summary\nh{quantile=\"0\"} 1\nb{c=\"d\"} 1\nh_sum 1\n"}},
 			"a 1\nb 1\na{c=\"d\"} 2\n# TYPE h summary\nh{quantile=\"0\"} 1\nb{c=\"d\"} 1\nh_sum 1\n"},
 		{"a family in pieces is no OpenMetrics", OpenMetrics, []sourceInput{{text: "a 1\nb 1\na{c=\"d\"} 2\n"}}, "a 1\nb 1\n# EOF\n"},
-		{"a series that is there twice is written once", Text,
+		{"a repeated series is written once", Text,
 			[]sourceInput{{text: "# TYPE a gauge\na{x=\"1\"} 1\na{x=\"2\"} 1\na{x=\"1\"} 1\na{x=\"1\"} 2\na 1\na{} 2\na 1 5\na 1 6\na 2 5\n# TYPE b counter\nb 1\nb 2\n# TYPE a gauge\na{x=\"2\"} 3\na{x=\"3\"} 3\n"}},
 			"# TYPE a gauge\na{x=\"1\"} 1\na{x=\"2\"} 1\na 1\na 1 5\na 1 6\n# TYPE b counter\nb 1\na{x=\"3\"} 3\n"},
-		{"a series that is there twice is no OpenMetrics", OpenMetrics,
+		{"a repeated series is not valid in OpenMetrics", OpenMetrics,
 			[]sourceInput{{text: "# TYPE h histogram\nh_bucket{le=\"+Inf\"} 1\nh_count 1\nh_bucket{x=\"1\",le=\"+Inf\"} 1\nh_count{x=\"1\"} 1\nh_bucket{le=\"+Inf\"} 1\nh_count 1\na{x=\"1\"} 1\na{ x=\"1\" } 1\n"}},
 			"# TYPE h histogram\nh_bucket{le=\"+Inf\"} 1\nh_count 1\nh_bucket{x=\"1\",le=\"+Inf\"} 1\nh_count{x=\"1\"} 1\na{x=\"1\"} 1\n# EOF\n"},
 		{"several applications: one family, told apart", Text,
@@ -135,7 +135,7 @@ func TestMerge(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			sources := c.sources
 			got, _ := merge(t, c.out, sources...)
-			if len(sources) == 4 { // the label is joined after Envoy's are written, before the first application's
+			if len(sources) == 4 { // the Spool is joined after Envoy's source and before the first application's
 				got = mergeJoined(t, c.out, sources)
 			}
 			if got != c.want {
@@ -146,7 +146,7 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// mergeJoined is how the status server merges several applications.
+// mergeJoined merges several applications as the status server does.
 func mergeJoined(t *testing.T, out Format, g []sourceInput) string {
 	t.Helper()
 	var b bytes.Buffer
@@ -179,7 +179,7 @@ func TestTruncatedSourceIsWrittenUpToItsLastLine(t *testing.T) {
 	}
 }
 
-// endless repeats a text for ever.
+// endless is a reader that repeats a text without end.
 type endless struct {
 	line string
 	n    int
@@ -231,7 +231,7 @@ func TestTooLongLineIsDropped(t *testing.T) {
 }
 
 func TestMergeBuffersOneLine(t *testing.T) {
-	// Ten million series of one family, 300 MB, would show.
+	// Buffering one million series would increase the number of allocations.
 	e := &endless{line: "a_family_of_metrics{path=\"/one\",code=\"200\"} 1\n"}
 	m := NewMerger(io.Discard, OpenMetrics)
 	allocated := testing.AllocsPerRun(1, func() {
@@ -278,7 +278,7 @@ func TestParseAccept(t *testing.T) {
 	}
 }
 
-// tokens are what expositions are made of, right and wrong.
+// tokens are parts of valid and invalid expositions.
 var tokens = []string{
 	"\n", "\n", "\n", " ", "# TYPE ", "# HELP ", "# UNIT ", "# EOF\n", "#", "a", "b", "a_total", "b_total", "a_count", "a_sum", "a_bucket",
 	"a_info", "a_created", "a_gsum", "a_gcount", "app_a", "app_b", "s", "_s", " counter\n", " gauge\n", " histogram\n", " summary\n", " info\n",
@@ -295,7 +295,7 @@ func spell(data []byte) string {
 	return b.String()
 }
 
-// Sources put together from such tokens reach the rules about names sooner than those from any bytes.
+// FuzzMergeOfTokens builds sources from tokens. Such sources reach the rules about names sooner than arbitrary bytes.
 func FuzzMergeOfTokens(f *testing.F) {
 	for i := range 16 {
 		line := []byte{4, byte(9 + i), byte(24 + i%9), byte(9 + i), byte(39 + i), 33, byte(13 + i%4), 34}
@@ -366,7 +366,7 @@ func TestUntilWaitsBeforePrefix(t *testing.T) {
 	m := NewMerger(&out, Text)
 	app := m.Begin(strings.NewReader("# TYPE app counter\napp 1\n# HELP their_x Mine.\n# TYPE their_x gauge\ntheir_x{a=\"b\"} 2\ntheir_x 3\n# TYPE after gauge\nafter 4\n"), Source{Rename: true})
 	if !app.CopyUntil("none", "their_") {
-		t.Error("it does not wait")
+		t.Error("CopyUntil does not report that it waits")
 	}
 	if _, err := m.Copy(strings.NewReader("# TYPE their_x counter\ntheir_x 9\nlast 1\n"), Source{}); err != nil {
 		t.Error(err)

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// The grammar of OpenMetrics 1.0, written down once more, apart from what is tested.
+// This is a second implementation of OpenMetrics 1.0, independent of the tested code.
 var (
 	describing = regexp.MustCompile(`^# (HELP|TYPE|UNIT) ([a-zA-Z_:][a-zA-Z0-9_:]*) (.*)$`)
 	labelPair  = `[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\["\\n])*"`
@@ -17,8 +17,9 @@ var (
 	escapedOK  = regexp.MustCompile(`^(?:[^"\\]|\\["\\n])*$`)
 )
 
-// checkOpenMetrics reads a whole exposition strictly: every line by the grammar, a family in one piece, its descriptions
-// before its samples and once each, samples with the names that their type allows, no name in two families, and one # EOF.
+// checkOpenMetrics checks an exposition strictly. Every line follows the grammar. A family is not interrupted. Its
+// descriptions precede its samples and occur once. Samples have the names that the type allows. No name occurs in two
+// families, and the last line is # EOF.
 func checkOpenMetrics(text string) error {
 	body, ok := strings.CutSuffix(text, "# EOF\n")
 	if !ok {
@@ -38,7 +39,7 @@ func checkOpenMetrics(text string) error {
 
 type checker struct {
 	done            map[string]bool   // families
-	samples         map[string]string // whose family a sample's name is
+	samples         map[string]string // family by the name of the sample
 	family, kind    string
 	declared        map[string]bool
 	samplesOfFamily int
@@ -64,7 +65,7 @@ func (c *checker) line(line string) error {
 		}
 	}
 	if other, ok := c.samples[m[1]]; ok && other != c.family {
-		return fmt.Errorf("the sample's name is the family %s's", other)
+		return fmt.Errorf("the sample's name belongs to the family %s", other)
 	}
 	c.samples[m[1]] = c.family
 	c.samplesOfFamily++
@@ -89,7 +90,7 @@ func (c *checker) owns(name string) bool {
 
 func (c *checker) begin(family string) error {
 	if c.done[family] {
-		return fmt.Errorf("the family %s comes again", family)
+		return fmt.Errorf("the family %s is repeated", family)
 	}
 	c.done[family] = true
 	c.family, c.kind, c.declared, c.samplesOfFamily = family, "unknown", map[string]bool{}, 0
@@ -103,7 +104,7 @@ func (c *checker) describe(what, family, rest string) error {
 		}
 	}
 	if c.declared[what] {
-		return fmt.Errorf("%s comes twice", what)
+		return fmt.Errorf("%s is repeated", what)
 	}
 	c.declared[what] = true
 	switch what {

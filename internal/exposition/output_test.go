@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// pieces records what is written, and the length of each write.
+// pieces is a writer that records the text and the length of each write.
 type pieces struct {
 	bytes.Buffer
 	lengths []int
@@ -32,23 +32,23 @@ func TestOutputBuffersWrites(t *testing.T) {
 			}
 			want = append(want, text...)
 			out.write(text)
-			clear(text) // it was another's
+			clear(text) // the caller may reuse its slice
 		}
 		if err := out.flush(); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(got.Bytes(), want) {
-			t.Fatalf("seed %d: %d bytes were written, not the %d that were to be, or others", seed, got.Len(), len(want))
+			t.Fatalf("seed %d: %d bytes were written, want %d bytes with the same content", seed, got.Len(), len(want))
 		}
 		for i, n := range got.lengths {
 			if last := i == len(got.lengths)-1; n > maxPut || n < maxPut && !last || n == 0 {
-				t.Fatalf("seed %d: pieces of %d bytes", seed, got.lengths)
+				t.Fatalf("seed %d: writes of %d bytes", seed, got.lengths)
 			}
 		}
 	}
 }
 
-// limitedWriter counts writes, and fails from some on.
+// limitedWriter counts writes and returns an error after a number of them.
 type limitedWriter struct{ writes, most int }
 
 var errCounted = errors.New("no more")

@@ -23,8 +23,8 @@ func (r *lineReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// mergedFrom merges two sources and returns the output and both results. The second source is copied up to a name in
-// waitAt, and then after the first.
+// mergedFrom merges two sources and returns the output and both results. If waitAt is set, the second source is copied
+// up to that prefix before the first source, and its rest afterwards.
 func mergedFrom(out Format, formats [2]Format, once bool, first, second io.Reader, waitAt ...string) (string, [2]CopyResult) {
 	var b bytes.Buffer
 	var copied [2]CopyResult
@@ -34,7 +34,7 @@ func mergedFrom(out Format, formats [2]Format, once bool, first, second io.Reade
 	parts := m.Begin(second, Source{Format: formats[1], Rename: true, Cut: cut, Once: once})
 	parts.CopyUntil(waitAt...)
 	copied[1], _ = parts.Finish()
-	copied[0].Bytes, copied[1].Bytes = 0, 0 // which depend on how much was read beyond an # EOF
+	copied[0].Bytes, copied[1].Bytes = 0, 0 // depends on how much was read after "# EOF"
 	_ = m.Close()
 	return b.String(), copied
 }

@@ -34,7 +34,7 @@ func TestGuardRefusesAddressesOfCredentials(t *testing.T) {
 	guard.NoLoopback = true
 	for _, address := range []string{"127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1"} {
 		if guard.Check(netip.MustParseAddr(address)) == nil {
-			t.Errorf("%s is allowed although loopback is not", address)
+			t.Errorf("%s is allowed although loopback addresses are blocked", address)
 		}
 	}
 }
@@ -90,7 +90,7 @@ func fetchErrors(t *testing.T) map[string]error {
 	return found
 }
 
-// serveText answers each connection with a text, and closes it.
+// serveText sends a text on each connection and closes the connection.
 func serveText(t *testing.T, text string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -19,7 +19,7 @@ func TestUnreadErrorsDoNotBlock(t *testing.T) {
 	}
 	close(errs)
 	if err := <-kept; err != first {
-		t.Errorf("kept is %v", err)
+		t.Errorf("the stored error is %v", err)
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// A hung directory costs its first caller one timeout, and delays no other caller.
+// A hung directory delays its first caller by one timeout, and does not delay other callers.
 func TestHungDirectoryDelaysNoOtherCaller(t *testing.T) {
 	resumed, stood := make(chan struct{}, 1), make(chan struct{}, 1)
 	d := &TimeoutFS{Timeout: time.Second, OnResume: func() { resumed <- struct{}{} }, OnHang: func() { stood <- struct{}{} }}
@@ -18,13 +18,13 @@ func TestHungDirectoryDelaysNoOtherCaller(t *testing.T) {
 	var waiting sync.WaitGroup
 	waiting.Go(func() {
 		if err := d.Do("/stands", func() { close(begun); <-goOn }); !errors.As(err, new(HungError)) {
-			t.Errorf("no answer: %v", err)
+			t.Errorf("the call did not return an error: %v", err)
 		}
 	})
 	<-begun
-	for range 3 { // waiting callers are released together with the first one
+	for range 3 { // waiting callers return at the same time as the first one
 		waiting.Go(func() {
-			if err := d.DoFile("/stands/file", func() { t.Error("the function ran for a directory that hangs") }); err == nil {
+			if err := d.DoFile("/stands/file", func() { t.Error("the function ran for a hung directory") }); err == nil {
 				t.Error("answered")
 			}
 		})
@@ -43,7 +43,7 @@ func TestHungDirectoryDelaysNoOtherCaller(t *testing.T) {
 	if err := d.Do("/stands", func() { answered = false }); err != nil || answered {
 		t.Errorf("after the hung call returned: %v", err)
 	}
-	testenv.Eventually(t, "nothing is left over", func() error {
+	testenv.Eventually(t, "all entries and slots are released", func() error {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		if len(d.slots)+len(d.directories) > 0 {
@@ -53,7 +53,7 @@ func TestHungDirectoryDelaysNoOtherCaller(t *testing.T) {
 	})
 }
 
-// All callers of a busy directory are served, however long they wait in total.
+// All calls for a slow directory are executed, even if a caller waits for longer than one timeout.
 func TestBusyDirectoryServesAllCallers(t *testing.T) {
 	d := &TimeoutFS{Timeout: 5 * time.Second}
 	var asking sync.WaitGroup
@@ -67,7 +67,7 @@ func TestBusyDirectoryServesAllCallers(t *testing.T) {
 	}
 	asking.Wait()
 	if count != 1000 {
-		t.Errorf("%d answers", count)
+		t.Errorf("%d calls were executed", count)
 	}
 }
 

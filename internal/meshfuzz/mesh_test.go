@@ -8,7 +8,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/meshfuzz"
 )
 
-// TestEveryEditIsValid: a refused document would test nothing.
+// TestEveryEditIsValid: the control plane would ignore an invalid document, so the edit would test nothing.
 func TestEveryEditIsValid(t *testing.T) {
 	for _, o := range []meshfuzz.Options{{Permanent: 4}, {Permanent: 2, Workloads: true}, {Permanent: 2, Disruptive: true}} {
 		m := meshfuzz.New(1, o)

@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// proxy is a user that is not the user of the test.
+// proxy is a user other than the user who runs the test.
 var proxy = &Owner{UID: 41337, GID: 41337}
 
 func needRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, who may give files away")
+		t.Skip("changing the owner of a file requires root")
 	}
 }
 

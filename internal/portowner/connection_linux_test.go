@@ -55,13 +55,13 @@ func TestFilesThatAreNotVisibleAreAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	if open, err := found.IsOpenIn(ended.Process.Pid); err == nil {
-		t.Errorf("a process that has ended is reported to hold the connection: %v", open)
+		t.Errorf("a process that has exited is reported to have the connection open: %v", open)
 	}
 }
 
 func TestTheUserOfAConnectionIsFound(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, to start a process of another user")
+		t.Skip("starting a process of another user requires root")
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -85,7 +85,7 @@ func TestTheUserOfAConnectionIsFound(t *testing.T) {
 	}
 }
 
-// connect returns both ends of a connection. An empty dial is the address of the listener.
+// connect returns both sockets of a connection. If dial is empty, it connects to the listener's address.
 func connect(t *testing.T, network, listen, dial string) (client, server net.Conn) {
 	t.Helper()
 	l, err := net.Listen(network, listen)

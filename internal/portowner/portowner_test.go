@@ -31,11 +31,11 @@ func TestConflictNamesTheProcessThatHoldsThePort(t *testing.T) {
 			err = Explain("tcp", addr, err)
 			var conflict *ConflictError
 			if !errors.As(err, &conflict) || !errors.Is(err, syscall.EADDRINUSE) {
-				t.Fatalf("Explain = %v, want a ConflictError that keeps EADDRINUSE", err)
+				t.Fatalf("Explain = %v, want a ConflictError that wraps EADDRINUSE", err)
 			}
 			for _, want := range []string{addr, "pid " + strconv.Itoa(os.Getpid()), "portowner.test", "choose another address"} {
 				if !strings.Contains(err.Error(), want) {
-					t.Errorf("error %q does not say %q", err, want)
+					t.Errorf("error %q does not contain %q", err, want)
 				}
 			}
 		})
@@ -61,7 +61,7 @@ func TestConflictNamesAnotherProcess(t *testing.T) {
 
 	_, err = net.Listen("tcp", l.Addr().String())
 	if got, want := Explain("tcp", l.Addr().String(), err).Error(), "sleep 60 (pid "+strconv.Itoa(cmd.Process.Pid)+")"; !strings.Contains(got, want) {
-		t.Errorf("error %q does not say %q", got, want)
+		t.Errorf("error %q does not contain %q", got, want)
 	}
 }
 
@@ -87,7 +87,7 @@ func TestOtherErrorsGetTheirOwnRemedy(t *testing.T) {
 		{errors.New("boom"), "boom"},
 	} {
 		if err := Explain("tcp", "192.0.2.1:80", c.err); !errors.Is(err, c.err) || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("Explain(%v) = %v, want it to say %q", c.err, err, c.want)
+			t.Errorf("Explain(%v) = %v, want it to contain %q", c.err, err, c.want)
 		}
 	}
 	if Explain("tcp", ":1", nil) != nil {
@@ -118,7 +118,7 @@ func TestSocketInAnotherStateOrOnAnotherAddressIsNotInTheWay(t *testing.T) {
 	} {
 		s := socket{local: netip.MustParseAddrPort(c.held), state: c.state}
 		if got := s.blocks(ip(c.want), 80); got != c.way {
-			t.Errorf("%s in state %d in the way of %s: %v, want %v", c.held, c.state, c.want, got, c.way)
+			t.Errorf("a socket at %s in state %d blocks %s: %v, want %v", c.held, c.state, c.want, got, c.way)
 		}
 	}
 }

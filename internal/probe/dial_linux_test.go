@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inNetwork runs a function in a new network namespace that has only the loopback interface. Threads that the function
-// starts stay in the namespace of the test.
+// inNetwork runs do in a new network namespace with only a loopback interface. Threads that do starts are in the same
+// namespace as the test.
 func inNetwork(t *testing.T, do func()) {
 	t.Helper()
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the namespace
+		runtime.LockOSThread() // never unlocked, so that the thread exits with the goroutine
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		if err == nil {
 			err = loopbackUp()
@@ -30,7 +30,7 @@ func inNetwork(t *testing.T, do func()) {
 		done <- err
 	}()
 	if err := <-done; err != nil {
-		t.Fatalf("a network namespace cannot be made: %v", err)
+		t.Fatalf("creating a network namespace: %v", err)
 	}
 }
 
@@ -92,7 +92,7 @@ func addV4(address string) error {
 	return unix.IoctlIfreq(fd, unix.SIOCSIFADDR, ifr)
 }
 
-// probeSource returns the source address of a TCP probe of the given address.
+// probeSource runs a TCP probe of the address and returns the probe's source address.
 func probeSource(t *testing.T, address string) (from string, err error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
@@ -107,7 +107,7 @@ func probeSource(t *testing.T, address string) (from string, err error) {
 	if err != nil {
 		return "", err
 	}
-	// The side that closes first holds its port in TIME_WAIT.
+	// The side that closes first occupies its port in the state TIME_WAIT.
 	_, _ = conn.Close(), taken.Close()
 	from, _, err = net.SplitHostPort(conn.LocalAddr().String())
 	return from, err
@@ -125,7 +125,7 @@ func TestProbesComeFromTheAddressThatRedirectionLetsPass(t *testing.T) {
 			{"fd00::7", "fd00::7"}, // the pod has no ::6 yet
 		} {
 			if got, err := probeSource(t, net.JoinHostPort(c.pod, "0")); err != nil || got != c.from {
-				t.Errorf("%s is asked from %s, %v; want %s", c.pod, got, err, c.from)
+				t.Errorf("%s is probed from %s, %v; want %s", c.pod, got, err, c.from)
 			}
 		}
 		if err := addV6("::6"); err != nil {
@@ -134,7 +134,7 @@ func TestProbesComeFromTheAddressThatRedirectionLetsPass(t *testing.T) {
 		for _, pod := range []string{"fd00::7", "::1"} {
 			got, err := probeSource(t, net.JoinHostPort(pod, "0"))
 			if err != nil || got != "::6" {
-				t.Errorf("%s is asked from %s, %v; want ::6", pod, got, err)
+				t.Errorf("%s is probed from %s, %v; want ::6", pod, got, err)
 			}
 		}
 	})

@@ -45,11 +45,11 @@ func TestCommandIsWellWhenItEndsWithZero(t *testing.T) {
 
 func TestCommandThatIsTooSlowEndsWithAllThatItStarted(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "pid")
-	// The shell does not end by itself, and its child process holds the output open. The shell has started the child
-	// before the timeout.
+	// The shell does not exit by itself, and its child process has the output open. The test waits until the shell has
+	// started the child before the timeout.
 	spec := command(2*time.Second, "sh", "-c", fmt.Sprintf("sleep 60 & echo $! >%s; wait", file))
 	if err := prober(t, Config{}).Check(t.Context(), spec); err == nil {
-		t.Fatal("it is well")
+		t.Fatal("the probe succeeded")
 	}
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -59,9 +59,9 @@ func TestCommandThatIsTooSlowEndsWithAllThatItStarted(t *testing.T) {
 	if _, err := fmt.Sscan(string(text), &pid); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, "the child ends", func() error {
+	testenv.Eventually(t, "the child process exits", func() error {
 		if state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil && !strings.Contains(string(state), ") Z ") && syscall.Kill(pid, 0) == nil {
-			return fmt.Errorf("process %d is there: %s", pid, state)
+			return fmt.Errorf("process %d still exists: %s", pid, state)
 		}
 		return nil
 	})

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// grpcServer serves gRPC for the length of a test.
+// grpcServer runs a gRPC server until the test ends, and returns a probe of it.
 func grpcServer(t *testing.T, h grpc_health_v1.HealthServer) Spec {
 	t.Helper()
 	l := listen(t)
@@ -54,7 +54,7 @@ func TestGRPCIsWellWhenTheServiceServes(t *testing.T) {
 	}
 }
 
-// answering is a health service that does as it likes.
+// answering is a health service whose responses the test sets.
 type answering struct {
 	grpc_health_v1.UnimplementedHealthServer
 	check func(context.Context) error
@@ -80,7 +80,7 @@ func TestGRPCProbeSendsUserAgent(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !strings.HasPrefix(from, "127.0.0.6:") || !strings.HasPrefix(agent, want) {
-			t.Errorf("asked by %s as %q, want %q", from, agent, want)
+			t.Errorf("request from %s with user agent %q, want %q", from, agent, want)
 		}
 	}
 }
@@ -119,7 +119,7 @@ func TestHostileGRPCServersEndInTime(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if err := prober(t, Config{}).Check(t.Context(), c.spec); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("error %v, want one that says %q", err, c.want)
+				t.Errorf("error %v, want one that contains %q", err, c.want)
 			}
 		})
 	}

@@ -21,7 +21,7 @@ var errRefused = errors.New("refused")
 
 func refuseAll(*url.URL) error { return errRefused }
 
-// raw serves connections with a function that writes what it likes.
+// raw runs a TCP server that handles each connection with serve, and returns an HTTP probe of it.
 func raw(t *testing.T, serve func(net.Conn)) Spec {
 	t.Helper()
 	l := listen(t)
@@ -58,7 +58,7 @@ func TestHostileAnswersEndInTimeAndCostNothing(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		serve   func(net.Conn)
-		timeout time.Duration // when the promise is that it ends then
+		timeout time.Duration // timeout of the probe
 		code    int
 		err     string
 	}{
@@ -110,7 +110,7 @@ func TestHostileAnswersEndInTimeAndCostNothing(t *testing.T) {
 			case c.code != 0 && (err != nil || got.Code != c.code || len(got.Body) > maxBody):
 				t.Errorf("%d, %d bytes, %v", got.Code, len(got.Body), err)
 			case c.code == 0 && (err == nil || !strings.Contains(err.Error(), c.err)):
-				t.Errorf("error %v, want one that says %q", err, c.err)
+				t.Errorf("error %v, want one that contains %q", err, c.err)
 			}
 		})
 	}
@@ -158,7 +158,8 @@ func TestEndlessBodiesTakeNoMemoryOverHTTP2Either(t *testing.T) {
 	for range asked {
 		ask()
 	}
-	// With its defaults, HTTP/2 uses four megabytes per probe. Half of the measured memory belongs to the server.
+	// With net/http's defaults, HTTP/2 uses four megabytes per probe. Half of the measured memory belongs to the test's
+	// server.
 	if each := (allocated() - before) / asked; each > 512<<10 {
 		t.Errorf("a probe takes %d KiB", each>>10)
 	}

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// soon is a timeout that expires only when a test fails, or in tests of timeouts.
+// soon is a timeout that expires only in tests of timeouts, or when a test fails.
 const soon = 20 * time.Second
 
 // listen opens a listener at an address that only this package's tests use.
@@ -34,7 +34,7 @@ func listen(t testing.TB) net.Listener {
 
 func addressOf(l net.Listener) netip.AddrPort { return netip.MustParseAddrPort(l.Addr().String()) }
 
-// application serves HTTP for the length of a test.
+// application runs an HTTP server until the test ends.
 func application(t testing.TB, h http.HandlerFunc) netip.AddrPort {
 	t.Helper()
 	s := &httptest.Server{Listener: listen(t), Config: &http.Server{Handler: h}}
@@ -122,7 +122,7 @@ func TestHTTPResponsesAreJudgedAsByAKubelet(t *testing.T) {
 			switch {
 			case c.err != "":
 				if err == nil || !strings.Contains(err.Error(), c.err) {
-					t.Errorf("error %v, want one that says %q", err, c.err)
+					t.Errorf("error %v, want one that contains %q", err, c.err)
 				}
 			case err != nil || got.Code != c.code || string(got.Body) != c.body:
 				t.Errorf("%d %.40q %v, want %d %.40q", got.Code, got.Body, err, c.code, c.body)
@@ -170,10 +170,10 @@ func TestRequestHasTheCallersHeadersAndHostButNotItsConnection(t *testing.T) {
 	}
 	spec.HTTP.Header = http.Header{"Host": {"named.example"}}
 	if got, err := prober(t, Config{}).HTTP(t.Context(), spec, Request{}); err != nil || !strings.HasPrefix(string(got.Body), "host=named.example ") {
-		t.Errorf("a Host header is not the host: %s %v", got.Body, err)
+		t.Errorf("a Host header of the probe does not set the host: %s %v", got.Body, err)
 	}
 	if hostile.Get("Upgrade") == "" {
-		t.Error("the caller's own header was changed")
+		t.Error("the caller's http.Header was changed")
 	}
 }
 
@@ -235,11 +235,11 @@ func TestCheckTakesFrom200To399ForWell(t *testing.T) {
 			t.Errorf("%d: %v", code, err)
 		}
 		if err != nil && !strings.Contains(err.Error(), fmt.Sprint(code)) {
-			t.Errorf("the error does not tell %d: %v", code, err)
+			t.Errorf("the error does not contain the status %d: %v", code, err)
 		}
 	}
 	if err := prober(t, Config{}).Check(t.Context(), Spec{}); err == nil {
-		t.Error("a probe that asks nothing is well")
+		t.Error("a probe without a check succeeded")
 	}
 }
 
@@ -260,7 +260,7 @@ func TestTCPIsWellWhenThePortTakesConnections(t *testing.T) {
 		t.Error(err)
 	}
 	if got := <-from; !strings.HasPrefix(got, "127.0.0.6:") {
-		t.Errorf("the probe comes from %s", got)
+		t.Errorf("the probe's source address is %s", got)
 	}
 	_ = l.Close()
 	if err := prober(t, Config{}).Check(t.Context(), spec); err == nil || !strings.Contains(err.Error(), at.String()) {

@@ -32,13 +32,13 @@ func TestDocumentHasWrittenFields(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, there := doc["enableTracing"]; !there {
-		t.Error("a field that is written as zero is not in the document")
+		t.Error("a field with the value zero is not in the document")
 	}
 	if _, there := doc.Section("defaultConfig")["concurrency"]; !there || doc.Section("nothing") != nil {
 		t.Errorf("sections of %v are wrong", doc)
 	}
 	if doc, err := Unmarshal("# nothing\n", m); doc != nil || err != nil {
-		t.Errorf("an empty text gives %v, %v", doc, err)
+		t.Errorf("an empty text yields %v, %v", doc, err)
 	}
 }
 
@@ -76,9 +76,9 @@ func TestUnknownFieldsAreReported(t *testing.T) {
 	}
 	want := []string{"line 4: defaultConfig.concurency: unknown field; did you mean concurrency?", "line 2: extensionProviders[0].newer: unknown field", "line 2: newer: unknown field"}
 	if !slices.Equal(told, want) {
-		t.Errorf("told %q, want %q", told, want)
+		t.Errorf("unknown fields %q, want %q", told, want)
 	}
 	if _, _, err := UnmarshalKnown("newer: 1\nconnectTimeout: soon\n", m); err == nil || !strings.Contains(err.Error(), "connectTimeout: soon") {
-		t.Errorf("a value that cannot be read: %v", err)
+		t.Errorf("an invalid value: %v", err)
 	}
 }

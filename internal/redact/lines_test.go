@@ -59,25 +59,26 @@ func wholeKey() string {
 	return "-----BEGIN RSA PRIVATE KEY-----\n" + strings.Join(splitKey, "\n") + "\n-----END RSA PRIVATE KEY-----\n"
 }
 
-// TestKeyMixedWithOtherLinesIsRemoved wherever its write was cut.
+// TestKeyMixedWithOtherLinesIsRemoved: another process writes a line between two parts of a key, which may be split
+// anywhere.
 func TestKeyMixedWithOtherLinesIsRemoved(t *testing.T) {
 	const others = "[2026-11-21 18:10:34.573][7749][debug] all is well\nGET /books 200\n"
 	key := wholeKey()
 	for cut := range key {
 		got := byLine(key[:cut] + others + key[cut:] + "after it\n")
 		if !strings.Contains(got, "GET /books 200\n") || !strings.Contains(got, "\nafter it") || !strings.Contains(got, "[2026-11-21 18:10:34.573][7749][debug] all is well\n") {
-			t.Errorf("cut at %d, more is left out than the key:\n%s", cut, got)
+			t.Errorf("cut at %d, more than the key was removed:\n%s", cut, got)
 		}
 		for _, line := range splitKey {
 			if strings.Contains(got, line[:8]) {
-				t.Errorf("cut at %d, some of the key is left:\n%s", cut, got)
+				t.Errorf("cut at %d, a part of the key remains:\n%s", cut, got)
 			}
 		}
 	}
 }
 
-// TestKeyMixedWithPartsOfLinesIsRemoved but for less than what counts as a piece of one. What goes to a pipe is cut
-// where its pages end: never twice in one line.
+// TestKeyMixedWithPartsOfLinesIsRemoved: another process's writes split a key twice. Parts shorter than minPiece may
+// remain. Writes to a pipe are split at page boundaries, never twice in one line.
 func TestKeyMixedWithPartsOfLinesIsRemoved(t *testing.T) {
 	key := wholeKey()
 	for _, others := range []string{"GET /a ", " /books 20", "0 - -\nGET /boo", "0\n{\"a\":", "\n", "[2026-11-21 18:10:34.573][7749][debug] "} {
@@ -85,12 +86,12 @@ func TestKeyMixedWithPartsOfLinesIsRemoved(t *testing.T) {
 			for again := cut + 80; again <= len(key); again += 7 {
 				got := byLine(key[:cut] + others + key[cut:again] + others + key[again:] + "GET /after it\n")
 				if !strings.Contains(got, "/after it\n") {
-					t.Errorf("%q at %d and %d, more is left out than the key:\n%s", others, cut, again, got)
+					t.Errorf("%q at %d and %d, more than the key was removed:\n%s", others, cut, again, got)
 				}
 				for _, line := range splitKey[:3] {
 					for at := 0; at+minPiece <= len(line); at++ {
 						if strings.Contains(got, line[at:at+minPiece]) {
-							t.Fatalf("%q at %d and %d, some of the key is left:\n%s", others, cut, again, got)
+							t.Fatalf("%q at %d and %d, a part of the key remains:\n%s", others, cut, again, got)
 						}
 					}
 				}
@@ -99,7 +100,7 @@ func TestKeyMixedWithPartsOfLinesIsRemoved(t *testing.T) {
 	}
 }
 
-// TestKeyInOneLineIsRemoved whatever comes after it there.
+// TestKeyInOneLineIsRemoved: a key in one line is removed, regardless of the text after it.
 func TestKeyInOneLineIsRemoved(t *testing.T) {
 	const certificate = `-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----`
 	for _, newline := range []string{`\n`, `\r\n`, `\\n`, "%0A", " "} {
@@ -121,11 +122,12 @@ func TestKeyInOneLineIsRemoved(t *testing.T) {
 	}
 	line := "-----BEGIN PRIVATE KEY-----" + strings.Join(splitKey, `\n`) + `\n`
 	if got := byLine("x " + line); strings.Contains(got, splitKey[1][:minPiece]) {
-		t.Errorf("some of the key is left: %s", got)
+		t.Errorf("a part of the key remains: %s", got)
 	}
 }
 
-// TestCertificateWithinAKeyIsNotItsEnd when several writers write.
+// TestCertificateWithinAKeyIsNotItsEnd: a certificate that another process writes between two lines of a key does not
+// end the key.
 func TestCertificateWithinAKeyIsNotItsEnd(t *testing.T) {
 	const begin, end = "[x] -----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 	in := strings.Join([]string{"-----BEGIN PRIVATE KEY-----", splitKey[0], begin, splitKey[1], end, splitKey[2], "-----END PRIVATE KEY-----", "y"}, "\n")
@@ -134,7 +136,7 @@ func TestCertificateWithinAKeyIsNotItsEnd(t *testing.T) {
 	}
 }
 
-// What an access log says is up to callers: looking for keys in it has to cost little.
+// Clients determine the content of access logs, so searching for keys must be cheap.
 func BenchmarkLinesFullOfMarks(b *testing.B) {
 	line := strings.Repeat("-----BEGIN PRIVATE KEY-----", 300) + "-----BEGIN A PRIVATE KEY----- " + keyEnds
 	b.SetBytes(int64(len(line)))

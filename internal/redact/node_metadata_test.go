@@ -15,7 +15,7 @@ func TestOnlySecretsOfNodeMetadataAreRedacted(t *testing.T) {
 		"on one line":                 {`{"node":{"metadata":{"API_KEY":"x","deep":{"token":["y"]}}},"a":[1]}`, `{"node":{"metadata":{"API_KEY":"[redacted]","deep":{"token":["[redacted]"]}}},"a":[1]}`},
 		"a value that shows a secret": {`{"node":{"metadata":{"A":"Bearer abcdefghijkl"}}}`, `{"node":{"metadata":{"A":"[redacted]"}}}`},
 		"after the metadata":          {`{"node":{"metadata":null,"token":"x"}}`, `{"node":{"metadata":null,"token":"x"}}`},
-		// Envoy's API has a duration here: a program that parses it must find one.
+		// In Envoy's API this field is a duration. A program that parses the output must find a duration.
 		"other fields":               {`{ "token_bucket" : {"fill_interval": "60s"}, "metadata": {"token": "x"} }`, `{ "token_bucket" : {"fill_interval": "60s"}, "metadata": {"token": "x"} }`},
 		"a list named node":          {`{"node":[{"metadata":{"token":"x"}}]}`, `{"node":[{"metadata":{"token":"x"}}]}`},
 		"texts like names":           {`["node",{"a":"metadata","b":"{"}]`, `["node",{"a":"metadata","b":"{"}]`},

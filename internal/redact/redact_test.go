@@ -104,7 +104,7 @@ func TestBrokenJSONIsAnErrorAndNotAPanic(t *testing.T) {
 	for _, text := range []string{"", "{", `{"a"`, `{"a":`, `{"key":`, "[1,", "[1}", "nope", strings.Repeat("[", 100000)} {
 		var out bytes.Buffer
 		if err := JSON(&out, strings.NewReader(text)); err == nil {
-			t.Errorf("%.20s was taken", text)
+			t.Errorf("%.20s was accepted", text)
 		}
 	}
 }
@@ -124,18 +124,19 @@ func FuzzJSON(f *testing.F) {
 		}
 		var again bytes.Buffer
 		if err := JSON(&again, bytes.NewReader(out.Bytes())); err != nil || again.String() != out.String() {
-			t.Fatalf("done twice it is another: %q, %q, %v", out.String(), again.String(), err)
+			t.Fatalf("redacting the output changes it: %q, %q, %v", out.String(), again.String(), err)
 		}
 		if !json.Valid([]byte(text)) {
-			return // a whole value, and something after it
+			return // a complete value followed by other text
 		}
 		if diff := cmp.Diff(shape(t, []byte(text)), shape(t, out.Bytes())); diff != "" {
-			t.Fatalf("the form changed: %s", diff)
+			t.Fatalf("the structure changed: %s", diff)
 		}
 	})
 }
 
-// shape is a JSON value with all texts alike. Of fields with the same name the last counts.
+// shape returns a JSON value in which all strings are replaced by the same one. Of fields with the same name it
+// contains the last.
 func shape(t *testing.T, text []byte) any {
 	var v any
 	d := json.NewDecoder(bytes.NewReader(text))
@@ -162,7 +163,7 @@ func blank(v any) any {
 	return v
 }
 
-// Whatever the expression finds has to be looked for.
+// FuzzMayHold: mayHold returns true for every text that secretTexts matches.
 func FuzzMayHold(f *testing.F) {
 	for _, text := range []string{
 		"-----BEGIN RSA PRIVATE KEY-----\nabc", "a Bearer abcdefghijkl", "BASIC YWxhZGRpbjpv", "x eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ4In0.abc",
@@ -174,7 +175,7 @@ func FuzzMayHold(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		if secretTexts().MatchString(text) && !mayHold(text) {
-			t.Errorf("%q holds a secret that is not looked for", text)
+			t.Errorf("mayHold does not detect the secret in %q", text)
 		}
 	})
 }

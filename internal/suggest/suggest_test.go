@@ -14,6 +14,6 @@ func TestTheProbablyMeantNameIsFound(t *testing.T) {
 		}
 	}
 	if got := ClosestWithin("ratings.default.svc.cluster.local", names, 2); got != "" {
-		t.Errorf("a name with more than two mistakes was taken for %q", got)
+		t.Errorf("a name with more than two mistakes matched %q", got)
 	}
 }

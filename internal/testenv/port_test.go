@@ -11,15 +11,15 @@ func TestAPortIsOneTestsAlone(t *testing.T) {
 	t.Run("has it", func(t *testing.T) {
 		port = FreePort(t)
 		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err != nil {
-			t.Errorf("it cannot be listened on: %v", err)
+			t.Errorf("listening on the port: %v", err)
 		} else {
 			_ = l.Close() // the port has no listener now, and is still reserved
 		}
 		if err := reserve(t, port); err == nil {
-			t.Errorf("%d was given twice", port)
+			t.Errorf("FreePort returned %d twice", port)
 		}
 	})
 	if err := reserve(t, port); err != nil {
-		t.Errorf("%d is not given again after the test that had it: %v", port, err)
+		t.Errorf("%d is still reserved after the test that reserved it: %v", port, err)
 	}
 }

@@ -28,7 +28,7 @@ func TestPoliciesDecideWhatIsAgreedOn(t *testing.T) {
 	for policy, want := range map[Policy]struct {
 		version uint16
 		curve   tls.CurveID
-		refused *tls.Config // a server that offers nothing that is allowed
+		refused *tls.Config // configuration of a server that the policy does not allow
 	}{
 		"":          {tls.VersionTLS13, tls.X25519MLKEM768, nil},
 		FIPS1402:    {tls.VersionTLS12, tls.CurveP256, &tls.Config{MinVersion: tls.VersionTLS13}},
@@ -46,7 +46,7 @@ func TestPoliciesDecideWhatIsAgreedOn(t *testing.T) {
 		}
 		want.refused.Certificates = certificates
 		if got, err := handshake(t, client, want.refused); err == nil {
-			t.Errorf("%q takes %s with %v", policy, tls.VersionName(got.Version), got.CurveID)
+			t.Errorf("%q accepts %s with %v", policy, tls.VersionName(got.Version), got.CurveID)
 		}
 	}
 }

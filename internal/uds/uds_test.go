@@ -26,7 +26,7 @@ func TestSocketHasItsModeAndItsDirectory(t *testing.T) {
 	}
 	entries, err := os.ReadDir(filepath.Dir(path))
 	if err != nil || len(entries) != 0 {
-		t.Errorf("left behind: %v, %v", entries, err)
+		t.Errorf("remaining files: %v, %v", entries, err)
 	}
 }
 
@@ -77,7 +77,7 @@ func TestClosingLeavesAnothersSocket(t *testing.T) {
 	defer func() { _ = second.Close() }()
 	_ = first.Close()
 	if _, err := os.Stat(path); err != nil {
-		t.Errorf("the second socket is gone: %v", err)
+		t.Errorf("the second socket was removed: %v", err)
 	}
 }
 
@@ -112,7 +112,7 @@ func TestPeerIsJudgedByItsUser(t *testing.T) {
 			defer func() { _ = conn.Close() }()
 			_, info, err := ServerCredentials(c.users, slog.New(slog.DiscardHandler)).ServerHandshake(conn)
 			if (err == nil) != c.want {
-				t.Fatalf("ServerHandshake: %v, want let in: %v", err, c.want)
+				t.Fatalf("ServerHandshake: %v, want accepted: %v", err, c.want)
 			}
 			if err == nil && info.(AuthInfo).PID != int32(os.Getpid()) {
 				t.Errorf("peer = %+v", info)
@@ -149,7 +149,7 @@ func TestOnlyTheUsersNamedGetThrough(t *testing.T) {
 			n, _ := client.Read(make([]byte, 1))
 			_, _ = client.Close(), only.Close()
 			if got := <-accepted; got != c.want || (n == 1) != c.want {
-				t.Errorf("accepted: %v, bytes read: %d; want let in: %v", got, n, c.want)
+				t.Errorf("accepted: %v, bytes read: %d; want accepted: %v", got, n, c.want)
 			}
 		})
 	}

@@ -27,7 +27,7 @@ func TestOnlyTheOwnerIsSpared(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := info.Mode().Perm(); got != test.made {
-			t.Errorf("with the mask %04o: made with mode %04o, want %04o", test.mask, got, test.made)
+			t.Errorf("with the umask %04o, the file has mode %04o, want %04o", test.mask, got, test.made)
 		}
 	}
 }
