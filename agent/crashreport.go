@@ -154,8 +154,8 @@ func (n *shutdown) reportBeforeEnd(ctx context.Context, why string) {
 	n.createCrashReport(n.instance, why, nil, config, missing)
 }
 
-// describeNeverReady returns the reason if Envoy was unable to become ready. It returns "" if Envoy is only stopped
-// before it had enough time.
+// describeNeverReady returns the reason if Envoy was unable to become ready. It returns "" if Envoy is stopped before
+// it had enough time to start.
 func (n *shutdown) describeNeverReady() string {
 	for _, t := range n.relay.Status().Types {
 		if t.State == xdsproxy.StateRejected {

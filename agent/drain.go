@@ -187,7 +187,7 @@ func (n *shutdown) waitDrained(ctx context.Context) string {
 	}
 }
 
-// sample counts the traffic once.
+// sample counts the traffic once, and records it in drainTracker.
 func (n *shutdown) sample(ctx context.Context, before trafficSample) trafficSample {
 	seen, err := n.instance.countTraffic(ctx, n.ownStats)
 	if err != nil {

@@ -57,7 +57,7 @@ func newEnvoyMetrics(r prometheus.Registerer) (*envoyMetrics, error) {
 	return m, nil
 }
 
-// moveState moves one process from one state's gauge to another's.
+// moveState decrements the gauge of the state from, and increments the gauge of the state to.
 func (m *envoyMetrics) moveState(from, to envoyState) {
 	if from != "" {
 		m.processes.WithLabelValues(string(from)).Dec()

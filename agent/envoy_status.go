@@ -23,7 +23,7 @@ type envoyStatus struct {
 	Epoch   int    `json:"epoch"`
 	Path    string `json:"path,omitempty"`
 	Version string `json:"version,omitempty"`
-	// Restarts is the number of restarts.
+	// Restarts is how often the agent has restarted Envoy after an exit.
 	Restarts int `json:"restarts"`
 	// LastEnd describes the last unexpected or unclean exit.
 	LastEnd *endStatus `json:"lastEnd,omitempty"`

@@ -15,9 +15,9 @@ const (
 	// maxResponseTime is how long a component's health function may run before the component counts as hung. The
 	// function normally does not block.
 	maxResponseTime = 500 * time.Millisecond
-	// minUnansweredProbes is the minimum number of consecutive requests without a response after which Envoy counts as
-	// frozen, in addition to a minimum time. After a pause of the whole machine, a single late response looks like a
-	// long silence.
+	// minUnansweredProbes is how many consecutive requests without a response are necessary, in addition to a minimum
+	// time, before Envoy counts as frozen. After a pause of the whole machine, a single late response looks like a long
+	// silence.
 	minUnansweredProbes = 3
 )
 

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// closeListeners shuts down the listening sockets of process pid. It skips sockets that a third process also has open:
-// after a hot restart, the next Envoy shares them.
+// closeListeners shuts down the listening sockets of process pid. It skips sockets that another process also has open:
+// after a hot restart, the next Envoy uses them. The calling process does not count as another process.
 func closeListeners(pid int) error {
 	thread, sockets, err := findThreadWithFiles(pid)
 	if err == nil {

@@ -107,7 +107,7 @@ func fakeEnvoy(t *testing.T, dir, name, version string) string {
 	return script(t, dir, name, `echo "$0  version: 0123abcd/`+version+`/Clean/RELEASE/BoringSSL"`)
 }
 
-// start starts a process and ends it with the test.
+// start starts an Envoy process and stops it when the test ends.
 func start(t *testing.T, c Config) *Process {
 	t.Helper()
 	p, err := Start(c)

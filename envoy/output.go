@@ -62,7 +62,7 @@ func (o *outputReader) finish() []string {
 	return o.lastLines()
 }
 
-// lastLines returns the last lines so far.
+// lastLines returns the last lines of the output that has been read so far.
 func (o *outputReader) lastLines() []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -54,7 +54,7 @@ type unresponsiveState struct {
 	count int
 }
 
-// NewReadiness returns a Readiness for one Envoy process. A restarted Envoy needs a new one.
+// NewReadiness returns a Readiness for one Envoy process. A restarted Envoy needs a new Readiness.
 func NewReadiness(c ReadinessConfig) *Readiness {
 	if c.Now == nil {
 		c.Now = time.Now

@@ -102,7 +102,7 @@ func (g *socketGroup) attachProgram(n uint32) error {
 		&unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
 }
 
-// duplicateFD duplicates a file descriptor of a child.
+// duplicateFD duplicates a file descriptor of a child process into this process.
 func duplicateFD(pid, descriptor int) (int, error) { return duplicateThreadFD(pid, 0, descriptor) }
 
 // duplicateThreadFD duplicates a file descriptor of a process, or of a thread if flags is PIDFD_THREAD.

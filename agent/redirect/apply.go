@@ -24,7 +24,7 @@ type applyCommand struct {
 	binary                                                         string
 	probePort                                                      uint16
 	probeTimeout                                                   time.Duration
-	// Flags of this project only.
+	// Flags that Istio's command does not have.
 	save, dryRunFormat string
 	// Flags of other releases of Istio, accepted and mostly ignored.
 	logJSON, restoreFormat, trace, nsenter bool

@@ -164,7 +164,7 @@ func addSwitches(f *pflag.FlagSet, list []switchFlag) {
 	}
 }
 
-// setFromEnvironment sets the flags that are missing on the command line from their variables.
+// setFromEnvironment sets the flags that are missing on the command line from their environment variables.
 func setFromEnvironment(f *pflag.FlagSet, p Process, list []switchFlag) error {
 	for _, s := range list {
 		variable := strings.ToUpper(strings.ReplaceAll(s.name, "-", "_"))

@@ -65,7 +65,7 @@ type optionValue struct {
 	Source string `json:"source"`
 }
 
-// resolvedOptions are the options after resolution of all sources.
+// resolvedOptions contains the options that were resolved from all sources, and the source of each value.
 type resolvedOptions struct {
 	options iptables.Options
 	values  []optionValue
@@ -146,7 +146,7 @@ func (r *resolver) lookup(s *iptables.Setting) (text, source string) {
 	return "", ""
 }
 
-// detect sets options that no source has set.
+// detect sets options that no source has set: proxy user and group, DNS servers, and pod addresses.
 func (r *resolver) detect(sources map[string]string) {
 	o := &r.out.options
 	if sources[optionUID] == "" {
