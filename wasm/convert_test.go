@@ -60,7 +60,7 @@ func extension(t testing.TB, name string, config *anypb.Any) []byte {
 	return b
 }
 
-// rewritten returns Envoy's resource of one filter.
+// rewritten returns the resource that Rewrite produces for one filter.
 func rewritten(t testing.TB, m *Modules, resource []byte) *anypb.Any {
 	t.Helper()
 	all := [][]byte{resource}
@@ -87,7 +87,7 @@ func loose(t testing.TB, message proto.Message) *anypb.Any {
 	return packed(t, &typev3.TypedStruct{TypeUrl: httpWasmType, Value: value})
 }
 
-func TestFiltersLoadTheirModuleFromAFile(t *testing.T) {
+func TestFiltersLoadModuleFromFile(t *testing.T) {
 	o := serve(t, gives(tiny))
 	m := running(t, nil)
 	environment := map[string]string{hintPolicy: "Always", hintVersion: "7", hintSecret: "{}", "MINE": "1"}
@@ -140,7 +140,7 @@ func TestOtherFiltersAreNotChanged(t *testing.T) {
 	}
 }
 
-func TestAFilterWithoutItsModuleIsReplacedByItsFailPolicy(t *testing.T) {
+func TestFilterWithoutModuleIsReplacedAccordingToFailPolicy(t *testing.T) {
 	o := serve(t, fails(http.StatusNotFound))
 	m := running(t, nil)
 	open := plugin(o.URL, noSum, nil)
@@ -194,7 +194,7 @@ func FuzzRewrite(f *testing.F) {
 			return
 		}
 		if module, err := filter.module(); err == nil && module.URL == "" {
-			t.Fatal("a module without a URL")
+			t.Fatal("a filter without a module URL was accepted")
 		}
 		filter.replace()
 	})
@@ -209,7 +209,7 @@ func TestUnavailableModuleIsFetchedAgain(t *testing.T) {
 	all := filter()
 	again, err := m.Rewrite(context.Background(), all)
 	if err != nil || again[0] == nil || !strings.Contains(string(all[0]), "rbac") {
-		t.Fatalf("%q, %v: not a stand-in that is asked for again", all[0], err)
+		t.Fatalf("%q, %v: want a placeholder and a retry", all[0], err)
 	}
 	o.now(func(w http.ResponseWriter, r *http.Request) {
 		if o.requests.Load() < 4 {
@@ -219,15 +219,15 @@ func TestUnavailableModuleIsFetchedAgain(t *testing.T) {
 		gives(tiny)(w, r)
 	})
 	if err := again[0](context.Background()); err != nil || o.requests.Load() != 4 {
-		t.Errorf("after %d questions: %v", o.requests.Load(), err)
+		t.Errorf("after %d requests: %v", o.requests.Load(), err)
 	}
 	all = filter()
 	if again, err = m.Rewrite(context.Background(), all); err != nil || again[0] != nil || strings.Contains(string(all[0]), "rbac") {
-		t.Errorf("%q, %v: not the module", all[0], err)
+		t.Errorf("%q, %v: want the module", all[0], err)
 	}
 }
 
-func TestWaitingForAModuleEnds(t *testing.T) {
+func TestWaitForModuleEndsWithContext(t *testing.T) {
 	o := serve(t, fails(http.StatusNotFound))
 	m := running(t, func(c *Config) { c.RetryInterval = time.Hour })
 	again, err := m.Rewrite(context.Background(), [][]byte{
@@ -235,20 +235,20 @@ func TestWaitingForAModuleEnds(t *testing.T) {
 		extension(t, "blocked", packed(t, &httpwasmv3.Wasm{Config: plugin("http://169.254.169.254/", "nil", nil)})),
 	})
 	if err != nil || again[0] == nil || again[1] != nil {
-		t.Fatalf("%v: waited for the wrong ones", err)
+		t.Fatalf("%v: want a retry for unavailable modules only", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error)
 	go func() { ended <- again[0](ctx) }()
-	testenv.Eventually(t, "the filter is told of", func() error {
+	testenv.Eventually(t, "one filter waits for its module", func() error {
 		if n := testutil.ToFloat64(m.metrics.waiting); n != 1 {
-			return fmt.Errorf("%v wait", n)
+			return fmt.Errorf("%v filters wait", n)
 		}
 		return nil
 	})
 	cancel()
 	if err := <-ended; err == nil || testutil.ToFloat64(m.metrics.waiting) != 0 {
-		t.Errorf("%v: the wait did not end", err)
+		t.Errorf("%v: want the error of the canceled context", err)
 	}
 }
 
@@ -268,18 +268,18 @@ func TestCachedModuleIsRefreshedWhenItsSourceRecovers(t *testing.T) {
 		return string(all[0]), waits[0]
 	}
 	if resource, again := convert("1"); again != nil || !strings.Contains(resource, sumOf(tiny)) {
-		t.Fatalf("%q is not the first module", resource)
+		t.Fatalf("got %q, want the first module", resource)
 	}
 	o.now(fails(http.StatusNotFound))
 	resource, again := convert("2")
 	if again == nil || !strings.Contains(resource, sumOf(tiny)) {
-		t.Fatalf("%q is not the module from before, to be asked for again", resource)
+		t.Fatalf("got %q, want the cached module and a retry", resource)
 	}
 	o.now(gives(other))
 	if err := again(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	if resource, again := convert("2"); again != nil || !strings.Contains(resource, sumOf(other)) {
-		t.Errorf("%q is not the new module", resource)
+		t.Errorf("got %q, want the new module", resource)
 	}
 }

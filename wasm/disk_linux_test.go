@@ -36,21 +36,21 @@ func TestFullDiskEvictsOnlyUnusedModules(t *testing.T) {
 	if _, err := fetch(running(t, onDisk), "old", "a", 150<<10); err != nil {
 		t.Fatal(err)
 	}
-	m := running(t, onDisk) // a new process, whose filters do not use it
+	m := running(t, onDisk) // a new process, whose filters do not use the module
 	if _, err := fetch(m, "used", "b", 50<<10); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := fetch(m, "new", "c", 150<<10); err != nil {
-		t.Fatalf("there would have been room: %v", err)
+		t.Fatalf("the module should fit on the disk: %v", err)
 	}
 	if _, err := fetch(m, "huge", "d", 150<<10); err == nil || !strings.Contains(err.Error(), "no space left") {
-		t.Errorf("a module for which there is no room: %v", err)
+		t.Errorf("fetching a module that does not fit on the disk: %v", err)
 	}
 	if _, err := fetch(m, "used", "b", 1); err != nil || o.requests.Load() != 5 {
-		t.Errorf("what is in use is kept: %v, after %d questions", err, o.requests.Load())
+		t.Errorf("a module in use must stay cached: %v, after %d requests", err, o.requests.Load())
 	}
 	if left, _ := filepath.Glob(filepath.Join(disk, tempPrefix+"*")); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("temporary files remain: %v", left)
 	}
 	modules, _ := filepath.Glob(filepath.Join(disk, "*", "*.wasm"))
 	if info, err := os.Stat(filepath.Join(disk, indexName)); err != nil || info.Size() == 0 || len(modules) != 2 {

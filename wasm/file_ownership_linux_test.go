@@ -18,9 +18,9 @@ func runAs(o *owner.Owner, program string, args ...string) ([]byte, error) {
 	return cmd.CombinedOutput()
 }
 
-func TestEnvoyOfAnotherUserReadsModulesAndChangesNothing(t *testing.T) {
+func TestEnvoyOfAnotherUserMayOnlyReadModules(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, who may give files away")
+		t.Skip("requires root, which may change the owner of files")
 	}
 	root := t.TempDir()
 	for _, dir := range []string{root, filepath.Dir(root)} {
@@ -52,12 +52,12 @@ func TestEnvoyOfAnotherUserReadsModulesAndChangesNothing(t *testing.T) {
 	}
 
 	config.Owner = o
-	if err := os.Chmod(filepath.Join(root, "not"), 0o711); err != nil { // whose mode is not this store's to change
+	if err := os.Chmod(filepath.Join(root, "not"), 0o711); err != nil { // the store must not change the mode of this directory
 		t.Fatal(err)
 	}
 	s := newStore(&config)
 	if s.find("of before", "") == nil {
-		t.Fatal("what was kept before is gone")
+		t.Fatal("the cached module was removed")
 	}
 	config.Dir = filepath.Join(root, "neither", "there")
 	apart := newStore(&config)
@@ -74,6 +74,6 @@ func TestEnvoyOfAnotherUserReadsModulesAndChangesNothing(t *testing.T) {
 		}
 	}
 	if info, err := os.Stat(other); err != nil || info.Mode().Perm() != 0o700 || info.Sys().(*syscall.Stat_t).Uid != 0 {
-		t.Errorf("a directory of somebody else's is another one now: %v %v", info, err)
+		t.Errorf("the directory of another user changed: %v %v", info, err)
 	}
 }

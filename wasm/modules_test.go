@@ -41,10 +41,10 @@ func TestModuleIsFetchedOnceAndCachedByChecksum(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := filepath.Join(m.config.Dir, hexSum(o.URL+"/a.wasm"), sumOf(tiny)+".wasm"); file != want {
-		t.Errorf("it is at %s, want %s", file, want)
+		t.Errorf("the module is at %s, want %s", file, want)
 	}
 	if n := o.requests.Load(); n != 1 {
-		t.Errorf("the server was asked %d times", n)
+		t.Errorf("the server received %d requests", n)
 	}
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
@@ -54,7 +54,7 @@ func TestModuleIsFetchedOnceAndCachedByChecksum(t *testing.T) {
 	}
 }
 
-func TestAModuleWithAnotherChecksumIsNotUsed(t *testing.T) {
+func TestModuleWithWrongChecksumIsNotUsed(t *testing.T) {
 	o := serve(t, gives(other))
 	m := running(t, nil)
 	_, err := m.File(context.Background(), Module{URL: o.URL, SHA256: sumOf(tiny)})
@@ -62,10 +62,10 @@ func TestAModuleWithAnotherChecksumIsNotUsed(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	if n := testutil.ToFloat64(m.metrics.fetches.WithLabelValues(resultMismatch)); n != 1 || o.requests.Load() != 1 {
-		t.Errorf("counted %v, asked %d times", n, o.requests.Load())
+		t.Errorf("counted %v, %d requests", n, o.requests.Load())
 	}
 	if files, _ := filepath.Glob(filepath.Join(m.config.Dir, "*")); len(files) != 0 {
-		t.Errorf("left behind: %v", files)
+		t.Errorf("temporary files remain: %v", files)
 	}
 }
 
@@ -77,7 +77,7 @@ func TestOnlyTransientFailuresAreRetried(t *testing.T) {
 			t.Errorf("%d: error %v", c.code, err)
 		}
 		if n := int(o.requests.Load()); n != c.asked {
-			t.Errorf("%d: asked %d times, want %d", c.code, n, c.asked)
+			t.Errorf("%d: %d requests, want %d", c.code, n, c.asked)
 		}
 	}
 	var n atomic.Int32
@@ -93,7 +93,7 @@ func TestOnlyTransientFailuresAreRetried(t *testing.T) {
 }
 
 // Filters still work if the agent restarts while the source is unavailable.
-func TestAModuleOutlivesItsSourceAndTheAgent(t *testing.T) {
+func TestCachedModuleIsUsableAfterRestartWithoutSource(t *testing.T) {
 	o := serve(t, gives(tiny))
 	dir := t.TempDir()
 	in := func(c *Config) { c.Dir = dir }
@@ -103,14 +103,14 @@ func TestAModuleOutlivesItsSourceAndTheAgent(t *testing.T) {
 	o.now(fails(http.StatusServiceUnavailable))
 	second := running(t, in)
 	if got := content(t, second, wanted); !bytes.Equal(got, tiny) || o.requests.Load() < 2 {
-		t.Errorf("%d bytes, asked %d times", len(got), o.requests.Load())
+		t.Errorf("%d bytes, %d requests", len(got), o.requests.Load())
 	}
 	if _, err := second.File(context.Background(), Module{URL: o.URL + "/m", SHA256: sumOf(other)}); err == nil {
-		t.Error("a module with another checksum than the wanted one was given")
+		t.Error("a module with a wrong checksum was returned")
 	}
 }
 
-func TestAFileThatWasChangedIsFetchedAgain(t *testing.T) {
+func TestChangedFileIsFetchedAgain(t *testing.T) {
 	o := serve(t, gives(tiny))
 	dir := t.TempDir()
 	in := func(c *Config) { c.Dir = dir }
@@ -124,7 +124,7 @@ func TestAFileThatWasChangedIsFetchedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := content(t, running(t, in), Module{URL: o.URL}); !bytes.Equal(got, tiny) {
-		t.Error("the changed file was given")
+		t.Error("the changed file was returned")
 	}
 	for _, index := range []string{"", "{", `{"../../x.wasm": {}}`, `{"a": null}`, "[]"} {
 		if err := os.WriteFile(filepath.Join(dir, indexName), []byte(index), 0o600); err != nil {
@@ -168,7 +168,7 @@ func TestPullPolicyControlsWhenTheSourceIsQueried(t *testing.T) {
 		}
 		step.module.URL = o.URL
 		if got := content(t, m, step.module); !bytes.Equal(got, step.want) || o.requests.Load() != step.asked {
-			t.Errorf("%+v: asked %d times, want %d; right content: %v", step.module, o.requests.Load(), step.asked, bytes.Equal(got, step.want))
+			t.Errorf("%+v: %d requests, want %d; right content: %v", step.module, o.requests.Load(), step.asked, bytes.Equal(got, step.want))
 		}
 	}
 	for url, want := range map[string]bool{
@@ -197,13 +197,13 @@ func TestOnlyUnusedModulesExpire(t *testing.T) {
 	}
 	kept := at("/kept", "one")
 	old := at("/old", "two")
-	at("/next", "two") // the filter runs another now
+	at("/next", "two") // the filter now uses another module
 	pass(25 * time.Hour)
 	if n := m.store.purge(); n != 1 {
 		t.Errorf("%d were removed", n)
 	}
 	if _, err := os.Stat(old); err == nil {
-		t.Error("the module that nobody uses is there still")
+		t.Error("the unused module was not removed")
 	}
 	for _, path := range []string{"/a", "/b", "/c"} {
 		pass(time.Minute)
@@ -213,7 +213,7 @@ func TestOnlyUnusedModulesExpire(t *testing.T) {
 		t.Errorf("%d modules with %d bytes", n, bytes)
 	}
 	if _, err := os.Stat(kept); err != nil {
-		t.Errorf("a module in use made room for others: %v", err)
+		t.Errorf("a module in use was removed: %v", err)
 	}
 }
 
@@ -239,13 +239,13 @@ func TestModulesAreNotFetchedFromMetadataAddresses(t *testing.T) {
 		}
 	}
 	if behind.requests.Load() != 0 || front.requests.Load() != 0 {
-		t.Error("the server was asked")
+		t.Error("the server received a request")
 	}
 	front.now(func(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, "http://169.254.169.254/latest/meta-data", http.StatusFound)
 	})
 	if _, err := running(t, nil).File(context.Background(), Module{URL: front.URL}); !errors.Is(err, fetchguard.ErrBlocked) || front.requests.Load() != 1 {
-		t.Errorf("redirected: error %v, asked %d times", err, front.requests.Load())
+		t.Errorf("redirected: error %v, %d requests", err, front.requests.Load())
 	}
 }
 
@@ -258,7 +258,7 @@ func TestCertificatesAreVerifiedExceptForInsecureHosts(t *testing.T) {
 	o.StartTLS()
 	t.Cleanup(o.Close)
 	if _, err := running(t, nil).File(context.Background(), Module{URL: o.URL}); err == nil || o.requests.Load() != 0 {
-		t.Errorf("without its authority: %v, asked %d times", err, o.requests.Load())
+		t.Errorf("with an unknown authority: %v, %d requests", err, o.requests.Load())
 	}
 	content(t, running(t, func(c *Config) { c.Roots = authority.Pool() }), Module{URL: o.URL})
 	content(t, running(t, func(c *Config) { c.Insecure = []string{"127.0.0.1"} }), Module{URL: o.URL})
@@ -271,7 +271,7 @@ func TestCertificatesAreVerifiedExceptForInsecureHosts(t *testing.T) {
 	}
 }
 
-func TestFetchesAreBoundedInSizeAndTime(t *testing.T) {
+func TestFetchesAreLimitedInSizeAndTime(t *testing.T) {
 	endless := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write(tiny)
 		for r.Context().Err() == nil {
@@ -282,7 +282,7 @@ func TestFetchesAreBoundedInSizeAndTime(t *testing.T) {
 	})
 	m := running(t, func(c *Config) { c.MaxSize = 1 << 20 })
 	if _, err := m.File(context.Background(), Module{URL: endless.URL}); !errors.Is(err, errTooLarge) || endless.requests.Load() != 1 {
-		t.Errorf("without an end: %v, asked %d times", err, endless.requests.Load())
+		t.Errorf("endless response: %v, %d requests", err, endless.requests.Load())
 	}
 	slow := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write(tiny)
@@ -291,10 +291,10 @@ func TestFetchesAreBoundedInSizeAndTime(t *testing.T) {
 	})
 	m = running(t, func(c *Config) { c.Retries, c.Timeout = -1, 100*time.Millisecond })
 	if _, err := m.File(context.Background(), Module{URL: slow.URL}); err == nil || !strings.Contains(err.Error(), "100ms") {
-		t.Errorf("too slow: %v", err)
+		t.Errorf("slow response: %v", err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(m.config.Dir, tempPrefix+"*")); len(left) != 0 {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("temporary files remain: %v", left)
 	}
 }
 

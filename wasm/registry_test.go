@@ -122,7 +122,7 @@ func TestModuleIsReadFromEachVariantOfAnImage(t *testing.T) {
 	}
 }
 
-func TestAnImageIsPinnedByItsDigest(t *testing.T) {
+func TestImageIsPinnedByDigest(t *testing.T) {
 	r := newRegistry(t)
 	digest := r.push(t, "a:v1", artifact(t, tiny))
 	m := running(t, r.roots)
@@ -131,7 +131,7 @@ func TestAnImageIsPinnedByItsDigest(t *testing.T) {
 	asked := r.requests.Load()
 	content(t, m, Module{URL: at, SHA256: digest})
 	if r.requests.Load() != asked {
-		t.Error("the registry was asked again for what is pinned and kept")
+		t.Error("the registry was queried for an image that is pinned and cached")
 	}
 	content(t, m, Module{URL: "oci://" + r.host() + "/a@sha256:" + digest})
 	if _, err := m.File(context.Background(), Module{URL: at, SHA256: sumOf(other)}); !errors.Is(err, errMismatch) {
@@ -148,15 +148,15 @@ func TestImageIsFetchedAgainWhenItsTagMoves(t *testing.T) {
 	blobs := r.blobs
 	content(t, m, wanted)
 	if r.blobs != blobs {
-		t.Error("what did not change was fetched again")
+		t.Error("an unchanged image was fetched again")
 	}
 	r.push(t, "a:latest", artifact(t, other))
 	if got := content(t, m, wanted); !bytes.Equal(got, other) {
-		t.Error("the old module was given")
+		t.Error("the old module was returned")
 	}
 	r.Close()
 	if got := content(t, m, wanted); !bytes.Equal(got, other) {
-		t.Error("the registry has gone, and its last module with it")
+		t.Error("the cached module is not usable without the registry")
 	}
 }
 
@@ -165,7 +165,7 @@ func secretFor(host, password string) []byte {
 	return fmt.Appendf(nil, `{"auths": {"other.example": {"auth": "eDp5"}, %q: {"auth": %q}}, "credsStore": "evil"}`, host, auth)
 }
 
-func TestPullSecretsGoToTheirRegistryAndNowhereElse(t *testing.T) {
+func TestPullSecretIsSentOnlyToItsRegistry(t *testing.T) {
 	r := newRegistry(t)
 	r.push(t, "private/a:v1", artifact(t, tiny))
 	r.password = "hunter2"
@@ -195,7 +195,7 @@ func TestPlaintextRegistriesAreUsedOnlyIfInsecureIsSet(t *testing.T) {
 	at := Module{URL: "oci://" + r.host() + "/a:v1", Secret: secretFor(r.host(), "hunter2")}
 	asked := plain.requests.Load()
 	if _, err := running(t, nil).File(context.Background(), at); err == nil || plain.requests.Load() != asked || !strings.Contains(err.Error(), "WASM_INSECURE_REGISTRIES") {
-		t.Errorf("error %v, asked %d times", err, plain.requests.Load()-asked)
+		t.Errorf("error %v, %d requests", err, plain.requests.Load()-asked)
 	}
 	content(t, running(t, func(c *Config) { c.Insecure = []string{r.host()} }), at)
 }
@@ -227,6 +227,6 @@ func TestEndlessRegistryResponseIsNotBuffered(t *testing.T) {
 	}
 	o.Close()
 	if sent.Load() > 50<<20 {
-		t.Errorf("%d bytes were taken", sent.Load())
+		t.Errorf("%d bytes were read", sent.Load())
 	}
 }

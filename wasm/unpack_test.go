@@ -61,7 +61,7 @@ func TestInvalidModuleIsRefusedWithAReason(t *testing.T) {
 func TestClaimedSizeOfArchiveMembersIsNotTrusted(t *testing.T) {
 	archive := tarOf("skipped", strings.Repeat("\x00", 3<<20), "plugin.wasm", string(tiny))
 	if err := unpack(io.Discard, bytes.NewReader(zipped(archive)), "", 1<<20); !errors.Is(err, errTooLarge) {
-		t.Errorf("members that are skipped count too: %v", err)
+		t.Errorf("the size of skipped members must count too: %v", err)
 	}
 }
 
@@ -78,7 +78,7 @@ func FuzzUnpack(f *testing.F) {
 			t.Fatalf("%d bytes were written", out.Len())
 		}
 		if err == nil && (!bytes.HasPrefix(out.Bytes(), moduleMagic) || out.Len() > max) {
-			t.Fatalf("taken for a module: %q", out.Bytes()[:min(out.Len(), 16)])
+			t.Fatalf("accepted as a module: %q", out.Bytes()[:min(out.Len(), 16)])
 		}
 	})
 }
@@ -91,7 +91,7 @@ func FuzzDockerConfig(f *testing.F) {
 			return
 		}
 		if got, ok := auths.find("nowhere.example", "x"); !ok && got.Password != "" {
-			t.Fatal("credentials of another registry")
+			t.Fatal("returned the credentials of another registry")
 		}
 	})
 }

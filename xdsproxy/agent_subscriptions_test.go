@@ -52,12 +52,12 @@ func TestReconnectSendsAppliedLocalVersions(t *testing.T) {
 			if err := s.Send(answer); err != nil {
 				return err
 			}
-			for taken := false; !taken; { // the ACK or NACK shows that it was processed
+			for processed := false; !processed; { // the ACK or NACK shows that the response was processed
 				r, err := s.Recv()
 				if err != nil {
 					return err
 				}
-				taken = r.GetTypeUrl() == tableURL
+				processed = r.GetTypeUrl() == tableURL
 			}
 		}
 		return status.Error(codes.Unavailable, "come again")
@@ -81,10 +81,10 @@ func TestReconnectSendsAppliedLocalVersions(t *testing.T) {
 		select {
 		case got := <-claims:
 			if !maps.Equal(got, want) {
-				t.Errorf("stream %d claims %v, want %v", i+1, got, want)
+				t.Errorf("the request on stream %d contains the versions %v, want %v", i+1, got, want)
 			}
 		case <-time.After(time.Minute):
-			t.Fatalf("stream %d does not come", i+1)
+			t.Fatalf("the relay did not open stream %d", i+1)
 		}
 	}
 }
@@ -118,7 +118,7 @@ func TestOfferedTypeIsRequestedOnlyIfOffered(t *testing.T) {
 				case typeURL := <-requested:
 					return typeURL
 				case <-time.After(time.Minute):
-					t.Fatal("no request arrives")
+					t.Fatal("the relay sent no request")
 					return ""
 				}
 			}
@@ -141,7 +141,7 @@ func TestOfferedTypeIsRequestedOnlyIfOffered(t *testing.T) {
 			for range 3 { // requests are ordered: one for the type would be among them
 				send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: listenerType, ResourceNamesSubscribe: []string{"x"}})
 				if got := next(); got != listenerType {
-					t.Errorf("there is a request for %s", got)
+					t.Errorf("unexpected request for %s", got)
 				}
 			}
 		})

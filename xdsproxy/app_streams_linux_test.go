@@ -31,7 +31,7 @@ func TestApplicationStreamIsIndependentOfEnvoys(t *testing.T) {
 
 	another := sotwStream(t, relay) // Envoy's second stream, which replaces its first
 	if _, err := envoy.Recv(); status.Code(err) != codes.Aborted {
-		t.Errorf("Envoy's older stream ended with %v, want Aborted by its own newer one", err)
+		t.Errorf("Envoy's older stream ended with %v, want Aborted because of Envoy's newer stream", err)
 	}
 	send(t, another, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
 	receive(t, another)
@@ -91,11 +91,11 @@ func TestApplicationStreamsAreLimited(t *testing.T) {
 		}
 	}
 	if _, err := sotwStream(t, relay).Recv(); status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("one too many: %v", err)
+		t.Errorf("opening a stream beyond the limit: %v, want ResourceExhausted", err)
 	}
 	_ = first.CloseSend()
 	_, _ = first.Recv()
-	testenv.Eventually(t, "there is room again", func() error {
+	testenv.Eventually(t, "a stream can be opened again", func() error {
 		s := sotwStream(t, relay)
 		if err := s.Send(&discoveryv3.DiscoveryRequest{TypeUrl: clusterURL}); err != nil {
 			return err

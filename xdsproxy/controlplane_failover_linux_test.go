@@ -86,7 +86,7 @@ func testFailover(t *testing.T, protocol string) {
 		}
 	}
 	if streams != 1 {
-		t.Errorf("Envoy had %d streams, want its first one all the time", streams)
+		t.Errorf("Envoy opened %d streams, want only the first one", streams)
 	}
 }
 
@@ -108,7 +108,7 @@ func hostIn(t *testing.T, relay *Relay, hosts []string) string {
 			return host
 		}
 	}
-	t.Fatalf("connected to %q", relay.Status().Upstream)
+	t.Fatalf("the relay is connected to %q", relay.Status().Upstream)
 	return ""
 }
 
@@ -142,7 +142,7 @@ func testRejectedNames(t *testing.T, version, protocol string) {
 	address, _ := cp.upstream().listen(t, "127.0.0.1:0", nil)
 	relay := start(t, Config{Socket: dir + "/XDS", Upstreams: []string{address}, Server: Server{Plaintext: true}})
 	envoytest.Start(t, testenv.EnvoyOf(t, version), dir, fmt.Sprintf(envoyBootstrap, protocol))
-	testenv.Eventually(t, "both are on the books, and nothing else", func() error {
+	testenv.Eventually(t, "the status contains exactly both rejected resources", func() error {
 		s := typeStatus(relay, clusterType)
 		if len(s.Rejected) != 2 || s.Rejected[0].Name != bad || s.Rejected[1].Name != worse {
 			return fmt.Errorf("%+v", s)

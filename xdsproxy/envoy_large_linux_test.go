@@ -22,7 +22,7 @@ func largeClusters(target proto.Message) []proto.Message {
 	return clusters
 }
 
-// TestEnvoyAcceptsLargeResponse: Envoy serves with it, and it is stored.
+// TestEnvoyAcceptsLargeResponse: Envoy serves requests with the configuration, and the relay stores it.
 func TestEnvoyAcceptsLargeResponse(t *testing.T) {
 	for _, version := range testenv.EnvoyVersions() {
 		for _, protocol := range []string{"DELTA_GRPC", "GRPC"} {
@@ -40,10 +40,10 @@ func testLargeResponse(t *testing.T, binary, protocol string) {
 	relay := start(t, Config{Socket: dir + "/XDS", Upstreams: []string{address}, Server: Server{Plaintext: true},
 		LastGood: LastGood{Dirs: []string{t.TempDir()}}})
 	envoytest.Start(t, binary, dir, fmt.Sprintf(envoyBootstrap, protocol))
-	testenv.Eventually(t, "it serves", func() error { return checkResponse(fmt.Sprintf("http://127.0.0.1:%d", port), "large") })
+	testenv.Eventually(t, "Envoy serves requests", func() error { return checkResponse(fmt.Sprintf("http://127.0.0.1:%d", port), "large") })
 	waitStored(t, relay, time.Time{})
 	if k := relay.Status().LastGood.Storage; k.Bytes < 1500*2000 {
-		t.Errorf("%d bytes are stored", k.Bytes)
+		t.Errorf("only %d bytes are stored", k.Bytes)
 	}
 	if st := typeStatus(relay, clusterType); st.Nacks != 0 || st.LastResources != len(clusters) {
 		t.Errorf("%+v", st)

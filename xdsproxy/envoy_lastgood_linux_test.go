@@ -117,7 +117,7 @@ func testOfflineRestart(t *testing.T, binary, protocol string) {
 		cp.set(endpointType, newEndpoints(t, "backend", first), newEndpoints(t, "other", second), newEndpoints(t, "third", second))
 		stopControlPlane()
 		_, stopControlPlane = cp.upstream().listen(t, address, nil)
-		testenv.Eventually(t, "the rejection is on the books", func() error {
+		testenv.Eventually(t, "the status contains the rejection", func() error {
 			if s := typeStatus(relay, clusterType); s.LastNack == nil || !strings.Contains(s.LastNack.Reason, "broken") {
 				return fmt.Errorf("%+v", s)
 			}
@@ -133,7 +133,7 @@ func testOfflineRestart(t *testing.T, binary, protocol string) {
 		}
 		for _, s := range relay.Status().Types {
 			if s.Nacks > 0 {
-				t.Errorf("Envoy rejected what it had accepted: %+v", s)
+				t.Errorf("Envoy rejected a resource that it had accepted: %+v", s)
 			}
 		}
 		if protocol == "DELTA_GRPC" {

@@ -65,7 +65,7 @@ func testOutage(t *testing.T, protocol string) {
 
 	load := startLoad(url)
 	stop()
-	testenv.Eventually(t, "the relay notices", func() error {
+	testenv.Eventually(t, "the relay reports the lost control plane", func() error {
 		if relay.Status().Connected {
 			return fmt.Errorf("still connected")
 		}
@@ -77,7 +77,7 @@ func testOutage(t *testing.T, protocol string) {
 	_, stop = cp.upstream().listen(t, address, nil)
 	testenv.Eventually(t, "the new configuration is in force", func() error { return checkResponse(url, "second") })
 	if failed := load.stopAndCheck(); failed != 0 {
-		t.Errorf("%d requests failed while the control plane was away", failed)
+		t.Errorf("%d requests failed while no control plane was running", failed)
 	}
 	waitConnected(t, relay)
 
@@ -89,7 +89,7 @@ func testOutage(t *testing.T, protocol string) {
 	broken.FilterChains[0].Filters[0].ConfigType = &listenerv3.Filter_TypedConfig{TypedConfig: &anypb.Any{TypeUrl: "type.googleapis.com/no.such.Filter"}}
 	cp.set(listenerType, broken)
 	cp.upstream().listen(t, address, nil)
-	testenv.Eventually(t, "the rejection is on the books", func() error {
+	testenv.Eventually(t, "the status contains the rejection", func() error {
 		s := typeStatus(relay, listenerType)
 		if s.State != StateRejected || s.LastNack == nil || !strings.Contains(s.LastNack.Reason, "no.such.Filter") {
 			return fmt.Errorf("%+v", s)
@@ -269,7 +269,7 @@ func nameOf(body *anypb.Any) string {
 	panic(body.TypeUrl)
 }
 
-// uniqueResources answers the first request of each type.
+// uniqueResources responds to the first request of each type.
 func uniqueResources[R interface{ GetTypeUrl() string }](recv func() (R, error), answer func(R) error) error {
 	seen := make(map[string]bool)
 	for {

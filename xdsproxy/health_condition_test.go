@@ -29,7 +29,7 @@ func (b *trackerTest) connect(process int32) {
 	b.markConnected("127.0.0.1:1")
 }
 
-// exchange simulates a response and Envoy's answer: a NACK if there is a reason.
+// exchange simulates a response and Envoy's reply: a NACK if reason is not empty, otherwise an ACK.
 func (b *trackerTest) exchange(typeURL, reason string) {
 	b.count++
 	nonce := strings.Repeat("n", b.count)
@@ -37,7 +37,8 @@ func (b *trackerTest) exchange(typeURL, reason string) {
 	b.recordRequest(wire.SotW, wire.Request{TypeURL: typeURL, Nonce: nonce, Names: []string{"n"}, Rejected: reason != "", Reason: reason}, wire.Response{})
 }
 
-// expect checks the condition of a process: OK if want starts with "ok", and the rest of want is part of the reason.
+// expect checks the condition of a process. If want starts with "ok", the condition must be OK. Its reason must contain the
+// rest of want.
 func (b *trackerTest) expect(when string, process int32, limit time.Duration, want string) {
 	b.t.Helper()
 	c := b.condition(process, limit)
@@ -46,7 +47,7 @@ func (b *trackerTest) expect(when string, process int32, limit time.Duration, wa
 		b.t.Errorf("%s: %+v, want %q", when, c, want)
 	}
 	if !c.OK && (c.Since.IsZero() || c.Remedy == "") {
-		b.t.Errorf("%s: neither since when nor what to do: %+v", when, c)
+		b.t.Errorf("%s: the condition has no Since or no Remedy: %+v", when, c)
 	}
 }
 

@@ -78,7 +78,7 @@ func TestHealthIsReportedOnChangeAndOnNewStream(t *testing.T) {
 	relay.ReportHealth(true, "")
 	expectReceived(t, heard, "healthy")
 	if s := typeStatus(relay, healthType); s.Requests != 0 {
-		t.Errorf("reports of health are booked as Envoy's requests: %+v", s)
+		t.Errorf("the status counts health reports as Envoy's requests: %+v", s)
 	}
 }
 
@@ -102,7 +102,7 @@ func TestHealthIsReportedAfterReconnect(t *testing.T) {
 	expectReceived(t, heard, "Listener", "Internal: exit code 1\uFFFD")
 	waitConnected(t, relay)
 	stop()
-	testenv.Eventually(t, "the loss is noticed", func() error {
+	testenv.Eventually(t, "the relay reports the lost control plane", func() error {
 		if relay.Status().Connected {
 			return errors.New("still connected")
 		}

@@ -20,8 +20,8 @@ func plain(t testing.TB, typeURL, version string, names ...string) []byte {
 	return encode(t, r)
 }
 
-// A SotW Envoy that receives two responses of a type answers only the newer one. The older one may be rejected, so it
-// is not stored. A restarted Envoy that received the stored resources must not report the newest version: a control
+// A SotW Envoy that receives two responses of a type ACKs only the newer one. It may have rejected the older one, so the
+// relay does not store that. A restarted Envoy that received the stored resources must not report the newest version: a control
 // plane that compares versions would send nothing.
 func TestUnansweredResponseIsRequestedAfterRestart(t *testing.T) {
 	for name, both := range map[string]bool{"both answered": true, "the newer one answered": false} {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// startThrottledProxy starts a proxy to address that forwards the given number of bytes per interval.
+// startThrottledProxy starts a proxy to address that forwards the specified number of bytes per interval.
 func startThrottledProxy(t *testing.T, address string, bytes int64, every time.Duration) (at string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -126,7 +126,7 @@ func (e *fakeEnvoy) send(r *discoveryv3.DeltaDiscoveryRequest) {
 	}
 }
 
-// accept receives a response and answers with an ACK, or with a NACK if there is a reason.
+// accept receives a response and sends an ACK, or a NACK if reason is not empty.
 func (e *fakeEnvoy) accept(typeURL, reason string) *discoveryv3.DeltaDiscoveryResponse {
 	e.t.Helper()
 	r, err := e.stream.Recv()
@@ -165,7 +165,7 @@ func (e *fakeEnvoy) requestAll(endpoints ...string) {
 func (e *fakeEnvoy) expect(what string, want map[string]string) {
 	e.t.Helper()
 	if d := cmp.Diff(want, e.resources); d != "" {
-		e.t.Errorf("%s: Envoy holds something else (-want +got):\n%s", what, d)
+		e.t.Errorf("%s: Envoy has unexpected resources (-want +got):\n%s", what, d)
 	}
 }
 
@@ -270,7 +270,7 @@ func TestFailoverRequestsOnlyDifferences(t *testing.T) {
 	envoy.requestAll("a", "b")
 	waitConnected(t, relay)
 	stop()
-	testenv.Eventually(t, "the loss is noticed", func() error {
+	testenv.Eventually(t, "the relay reports the lost control plane", func() error {
 		if relay.Status().Connected {
 			return errors.New("connected")
 		}
@@ -294,12 +294,12 @@ func TestFailoverRequestsOnlyDifferences(t *testing.T) {
 	if got := requested[1]; !cmp.Equal(got.ResourceNamesSubscribe, []string{"b", "c"}) || !cmp.Equal(got.InitialResourceVersions, map[string]string{"b": "1"}) {
 		t.Errorf("the second request after the failover: %v", got)
 	}
-	// The new control plane receives the answers to its own responses.
+	// The new control plane receives the ACKs of its own responses.
 	cp.set(endpointType, "d", "1")
 	envoy.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: endpointType, ResourceNamesSubscribe: []string{"d"}})
 	envoy.accept(endpointType, "")
 	if envoy.resources["ClusterLoadAssignment d"] != "1" {
-		t.Errorf("Envoy holds %v", envoy.resources)
+		t.Errorf("Envoy has the resources %v", envoy.resources)
 	}
 }
 
@@ -389,14 +389,14 @@ func TestOtherNodeOrNoDirectoryServesNothing(t *testing.T) {
 		envoy := newFakeEnvoy(t, relay)
 		envoy.node = test.node
 		envoy.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: clusterType})
-		testenv.Eventually(t, "the request is heard", func() error {
+		testenv.Eventually(t, "the relay received the request", func() error {
 			if typeStatus(relay, clusterType).Requests == 0 {
 				return errors.New("not yet")
 			}
 			return nil
 		})
 		if ok, reason := relay.Health(); ok {
-			t.Errorf("%s: ready: %s", name, reason)
+			t.Errorf("%s: Envoy is reported ready: %s", name, reason)
 		}
 		stop()
 		if _, err := envoy.stream.Recv(); err == nil {
@@ -470,7 +470,7 @@ func TestSotwLastGoodIsServed(t *testing.T) {
 	back.listen(t, address, nil)
 	for i, typeURL := range []string{clusterType, endpointType, listenerType} {
 		if r := <-heard; r.TypeUrl != typeURL || r.VersionInfo != want[i] || r.ResponseNonce != "" {
-			t.Errorf("request %d after the return: %v", i, r)
+			t.Errorf("request %d after the control plane started again: %v", i, r)
 		}
 	}
 }

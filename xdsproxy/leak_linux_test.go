@@ -37,7 +37,7 @@ func measureUsage(t *testing.T) (h resourceUsage) {
 // Large responses leak neither memory nor files nor goroutines.
 func TestLargeResponsesLeakNothing(t *testing.T) {
 	if testing.Short() || hasRaceDetector {
-		t.Skip("moves a gigabyte")
+		t.Skip("transfers a gigabyte")
 	}
 	const size = 5 << 20
 	response := newLargeResponse(t, clusterType, size)
@@ -61,7 +61,7 @@ func TestLargeResponsesLeakNothing(t *testing.T) {
 	for range 200 {
 		requestLargeResponse(t, conn, len(response))
 	}
-	testenv.Eventually(t, "all is given back", func() error {
+	testenv.Eventually(t, "memory, files and goroutines are released", func() error {
 		now := measureUsage(t)
 		if now.heap > before.heap+size || now.goroutines > before.goroutines || now.files > before.files {
 			return fmt.Errorf("%+v; before %+v", now, before)

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Names that differ only after thousands of characters are different, and are requested again without truncation.
+// Names that differ only after thousands of characters are distinct. After a reconnect they are requested untruncated.
 func TestLongNamesAreRequestedUntruncated(t *testing.T) {
 	one, two := strings.Repeat("x", 5000)+"1", strings.Repeat("x", 5000)+"2"
 	cp := newVersionedControlPlane()

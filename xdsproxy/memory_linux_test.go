@@ -70,8 +70,8 @@ func memory(t *testing.T, pid int, line string) int {
 	return 0
 }
 
-// serveMegabytes starts a control plane that answers each first request with the given number of resources of a
-// megabyte. It has only one of them in memory.
+// serveMegabytes starts a control plane that responds to each first request with the specified number of
+// resources of 1 MiB. It has only one of them in memory.
 func serveMegabytes(t *testing.T, resources int) string {
 	t.Helper()
 	content := wire.AppendText(nil, 15, strings.Repeat("x", 1<<20))
@@ -117,7 +117,7 @@ func serveMegabytes(t *testing.T, resources int) string {
 
 func TestLargeResponseIsNotCopied(t *testing.T) {
 	if testing.Short() || hasRaceDetector {
-		t.Skip("moves 200 MB, and weighs what the race detector has several times")
+		t.Skip("transfers 200 MB, and the race detector uses several times the memory")
 	}
 	measureMemory(t, 200, "", 300)
 }
@@ -142,7 +142,8 @@ func writtenBytes(dir string) (int64, error) {
 	return info.Size(), nil
 }
 
-// measureMemory sends a response of the given number of megabytes and checks that the relay's memory stays below the limit in megabytes.
+// measureMemory sends a response of the specified number of megabytes and checks that the relay's memory stays below
+// the limit in megabytes.
 func measureMemory(t *testing.T, pieces int, dir string, most int) {
 	t.Helper()
 	address := serveMegabytes(t, pieces)
@@ -176,7 +177,7 @@ func measureMemory(t *testing.T, pieces int, dir string, most int) {
 		if err := stream.SendMsg(wire.NewMessage(ack)); err != nil {
 			t.Fatal(err)
 		}
-		testenv.Eventually(t, "it is written", func() error {
+		testenv.Eventually(t, "the response is stored", func() error {
 			bytes, err := writtenBytes(dir)
 			if err == nil && bytes < int64(pieces)<<20 {
 				err = fmt.Errorf("%d bytes", bytes)
@@ -185,11 +186,11 @@ func measureMemory(t *testing.T, pieces int, dir string, most int) {
 		})
 	}
 	if grown := memory(t, pid, "VmHWM") - before; grown > most<<20 {
-		t.Errorf("a response of %d MB took %d MB of the relay", size>>20, grown>>20)
+		t.Errorf("the relay used %[2]d MB for a response of %[1]d MB", size>>20, grown>>20)
 	} else {
-		t.Logf("a response of %d MB took %d MB of the relay", size>>20, grown>>20)
+		t.Logf("the relay used %[2]d MB for a response of %[1]d MB", size>>20, grown>>20)
 	}
-	testenv.Eventually(t, "the memory is returned", func() error {
+	testenv.Eventually(t, "the memory is released", func() error {
 		if grown := memory(t, pid, "VmRSS") - before; grown > 10<<20 {
 			return fmt.Errorf("%d MB more than before", grown>>20)
 		}
@@ -230,14 +231,14 @@ func TestTooLargeResponseEndsOnlyUpstreamStream(t *testing.T) {
 	}
 }
 
-// Requests of Envoy are limited, too.
+// The size of Envoy's requests is limited, too.
 func TestTooLargeRequestIsRefused(t *testing.T) {
 	address, _ := newAnsweringControlPlane([]byte("c")).listen(t, "127.0.0.1:0", nil)
 	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, MaxRequest: 1 << 20})
 	stream := sotwStream(t, relay)
 	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL, VersionInfo: strings.Repeat("x", 2<<20)})
 	if _, err := stream.Recv(); err == nil {
-		t.Error("a request beyond the bound was taken")
+		t.Error("a request above the limit was accepted")
 	}
 	again := sotwStream(t, relay)
 	send(t, again, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
@@ -279,8 +280,8 @@ func TestServingLargeLastGoodUsesMemoryOnce(t *testing.T) {
 	size := f.Data.Len()
 	f.Free()
 	grown := memory(t, pid, "VmHWM") - before
-	t.Logf("%d MB took %d MB of the relay", size>>20, grown>>20)
+	t.Logf("the relay used %[2]d MB for %[1]d MB", size>>20, grown>>20)
 	if size < 50<<20 || grown > size+size/2 {
-		t.Errorf("%d MB of the last good configuration took %d MB of the relay", size>>20, grown>>20)
+		t.Errorf("the relay used %[2]d MB for %[1]d MB of the last good configuration", size>>20, grown>>20)
 	}
 }

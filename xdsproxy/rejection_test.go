@@ -66,7 +66,7 @@ func TestRepeatedNacksAreLoggedRarely(t *testing.T) {
 		reject(clusterType, fmt.Sprintf("new %d", i))
 	}
 	if n := lines("reason=\"new "); n != maxLoggedNacks-1 || lines("notLogged=999") != 1 {
-		t.Errorf("%d of 100 other reasons:\n%s", n, text.String())
+		t.Errorf("%d of 100 NACKs with other reasons are logged:\n%s", n, text.String())
 	}
 	now = now.Add(nackLogInterval)
 	reject(clusterType, "same")
@@ -166,7 +166,7 @@ func TestRejectedResourceIsInStatusAndHistory(t *testing.T) {
 	send(t, stream, &discoveryv3.DiscoveryRequest{
 		TypeUrl: clusterURL, ResponseNonce: r.Nonce, ErrorDetail: &rpcstatus.Status{Message: "it is odd"},
 	})
-	testenv.Eventually(t, "the rejection is booked", func() error {
+	testenv.Eventually(t, "the status contains the rejection", func() error {
 		s := typeStatus(relay, clusterURL)
 		if len(s.Rejected) != 1 || s.Rejected[0].Name != "cluster" || s.Rejected[0].Reason != "it is odd" || s.Rejected[0].Version != "v1" {
 			return fmt.Errorf("%+v", s)

@@ -69,10 +69,10 @@ func TestMessagesWithUnknownFieldsPassUnchanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff(request, <-got, protocmp.Transform()); d != "" {
-		t.Errorf("the request changed on its way:\n%s", d)
+		t.Errorf("the relay changed the request:\n%s", d)
 	}
 	if d := cmp.Diff(response, answer, protocmp.Transform()); d != "" {
-		t.Errorf("the response changed on its way:\n%s", d)
+		t.Errorf("the relay changed the response:\n%s", d)
 	}
 	s := typeStatus(relay, clusterURL)
 	if !s.Wildcard || s.Subscribed != 1 || s.State != StatePending {
@@ -85,7 +85,7 @@ func TestStreamWaitsForControlPlane(t *testing.T) {
 	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
 	stream := sotwStream(t, relay)
 	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
-	testenv.Eventually(t, "health gives the reason", func() error {
+	testenv.Eventually(t, "the condition has the reason", func() error {
 		if ok, reason := relay.Health(); ok || !strings.Contains(reason, address) || !strings.Contains(reason, "connection refused") {
 			return fmt.Errorf("health = %v, %q", ok, reason)
 		}
@@ -98,7 +98,7 @@ func TestStreamWaitsForControlPlane(t *testing.T) {
 	}
 	waitConnected(t, relay)
 	if ok, reason := relay.Health(); !ok || reason != "" {
-		t.Errorf("health = %v, %q after an answer", ok, reason)
+		t.Errorf("health = %v, %q after a response", ok, reason)
 	}
 }
 
@@ -121,7 +121,7 @@ func TestRefusedStreamIsRetriedWithSameRequests(t *testing.T) {
 	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: listenerType})
 	for _, want := range []string{clusterURL, listenerType} {
 		if got := receive(t, stream).TypeUrl; got != want {
-			t.Errorf("answered %s, want %s", got, want)
+			t.Errorf("got %s, want %s", got, want)
 		}
 	}
 }
@@ -184,7 +184,7 @@ func TestRestartedEnvoyFindsConnectionReady(t *testing.T) {
 	receive(t, second)
 }
 
-func TestNewStreamDisplacesTheOld(t *testing.T) {
+func TestNewStreamDisplacesOldStream(t *testing.T) {
 	address, _ := newAnsweringControlPlane([]byte("c")).listen(t, "127.0.0.1:0", nil)
 	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
 	old := sotwStream(t, relay)
@@ -197,7 +197,7 @@ func TestNewStreamDisplacesTheOld(t *testing.T) {
 		t.Errorf("the old stream ended with %v, want Aborted", err)
 	}
 	if !relay.Status().EnvoyConnected {
-		t.Error("the end of the old stream is taken for the end of the new one")
+		t.Error("the relay treated the end of the old stream as the end of the new one")
 	}
 }
 
@@ -244,7 +244,7 @@ func TestAcksAndNacksAreRecorded(t *testing.T) {
 		t.Errorf("after an ACK: %+v", s)
 	}
 	send(t, stream, nack(third))
-	testenv.Eventually(t, "the later rejection is reported and harms nothing", func() error {
+	testenv.Eventually(t, "the later rejection is reported and Envoy remains ready", func() error {
 		s := typeStatus(relay, clusterURL)
 		ok, reason := relay.Health()
 		if !ok || !strings.Contains(reason, "keeps the last good one") || s.State != StateRejected || s.Version != "v2" ||
@@ -255,7 +255,7 @@ func TestAcksAndNacksAreRecorded(t *testing.T) {
 	})
 	shown, err := json.Marshal([]any{relay.Status(), relay.History()})
 	if err != nil || bytes.Contains(shown, []byte(marker)) || strings.Contains(log.String(), marker) {
-		t.Errorf("what Envoy cited is shown: %s\n%s\n%v", shown, log, err)
+		t.Errorf("a secret that Envoy quoted is not redacted: %s\n%s\n%v", shown, log, err)
 	}
 }
 
@@ -274,7 +274,7 @@ func TestEnvoyWithoutRoutesIsNotReady(t *testing.T) {
 	exchange(clusterURL, "1", "")
 	exchange(routeURL, "2", "http_proxy: response body size is 5000 bytes")
 	if ok, reason := healthOf(l); ok || !strings.Contains(reason, "first RouteConfiguration configuration: http_proxy: response body size") {
-		t.Errorf("with no routes at all: %v, %q", ok, reason)
+		t.Errorf("without accepted routes: %v, %q", ok, reason)
 	}
 	exchange(routeURL, "3", "")
 	if ok, reason := healthOf(l); !ok || reason != "" {
@@ -282,7 +282,7 @@ func TestEnvoyWithoutRoutesIsNotReady(t *testing.T) {
 	}
 	exchange(routeURL, "4", "http_proxy: again")
 	if ok, reason := healthOf(l); !ok || !strings.Contains(reason, "keeps the last good one: http_proxy: again") {
-		t.Errorf("with routes that it had before: %v, %q", ok, reason)
+		t.Errorf("with routes that it accepted before: %v, %q", ok, reason)
 	}
 }
 
@@ -337,7 +337,7 @@ func TestControlPlaneThatDoesNotReadBlocksEnvoy(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, "all arrive once somebody reads", func() error {
+	testenv.Eventually(t, "all requests arrive when the control plane reads", func() error {
 		if n := seen.Load(); n != pieces {
 			return fmt.Errorf("%d arrived", n)
 		}
@@ -371,7 +371,7 @@ func TestEnvoyThatDoesNotReadBlocksControlPlane(t *testing.T) {
 		}
 	}
 	if pending := len(relay.tracker.types[clusterURL].pending); pending > maxPending {
-		t.Errorf("%d unanswered responses are remembered, want at most %d", pending, maxPending)
+		t.Errorf("%d pending responses are recorded, want at most %d", pending, maxPending)
 	}
 }
 
@@ -412,7 +412,7 @@ func TestStreamEndsWithEnvoysHalfClose(t *testing.T) {
 	}
 }
 
-func TestHeadersGoUpstream(t *testing.T) {
+func TestHeadersAreSentUpstream(t *testing.T) {
 	seen := make(chan metadata.MD, 1)
 	cp := &fakeControlPlane{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 		md, _ := metadata.FromIncomingContext(s.Context())
@@ -436,7 +436,7 @@ func TestHeadersGoUpstream(t *testing.T) {
 		t.Errorf("X-Tenant = %q", got)
 	}
 	if got := md.Get("authorization"); len(got) != 0 {
-		t.Error("the token went over a plaintext connection")
+		t.Error("the token was sent over a plaintext connection")
 	}
 }
 
@@ -460,7 +460,7 @@ func TestOtherUsersAreRefused(t *testing.T) {
 		_, err = stream.Recv()
 	}
 	if err == nil {
-		t.Error("a user who is not on the list was let in")
+		t.Error("a user that is not in AllowedUIDs was accepted")
 	}
 }
 
@@ -495,7 +495,7 @@ func TestConfigurationIsChecked(t *testing.T) {
 		"no port":     {Socket: "s", Upstreams: []string{"istiod.istio-system.svc"}},
 	} {
 		if _, err := New(c); err == nil {
-			t.Errorf("%s: accepted", name)
+			t.Errorf("%s: the configuration was accepted", name)
 		}
 	}
 }

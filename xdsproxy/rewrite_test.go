@@ -132,7 +132,7 @@ func (s *scriptedControlPlane) receive(t *testing.T, want string) {
 			t.Fatalf("the control plane received %q; want %q", got, want)
 		}
 	case <-time.After(10 * time.Second):
-		t.Fatalf("the control plane never heard %q", want)
+		t.Fatalf("the control plane did not receive %q", want)
 	}
 }
 

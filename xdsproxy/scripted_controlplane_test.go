@@ -25,7 +25,7 @@ type manualControlPlane struct {
 	streams chan *manualStream
 }
 
-// manualStream is one of its streams, for use by the test's goroutine. Another goroutine sends the responses in order,
+// manualStream is a stream of a manualControlPlane, for use by the test's goroutine. Another goroutine sends the responses in order,
 // because a large response is accepted only while Envoy reads.
 type manualStream struct {
 	t *testing.T

@@ -157,7 +157,7 @@ func deltaStream(t *testing.T, r *Relay) deltaClient {
 	return s
 }
 
-// newAnsweringControlPlane returns a SotW control plane that answers each first request with one resource.
+// newAnsweringControlPlane returns a SotW control plane that responds to each first request with one resource.
 func newAnsweringControlPlane(content []byte) *fakeControlPlane {
 	return &fakeControlPlane{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 		for nonce := 1; ; {

@@ -120,7 +120,7 @@ func TestTapRedactsSecrets(t *testing.T) {
 		resources := newSecretResources(t)
 		lines, text := tapContents(t, TapOptions{Contents: true}, v, secretType, resources)
 		if strings.Contains(text, marker) || strings.Contains(text, "dmVyeS1oaWRkZW4") /* in base64 */ {
-			t.Errorf("%s: a secret is shown:\n%s", v, text)
+			t.Errorf("%s: the tap shows a secret:\n%s", v, text)
 		}
 		for _, want := range []string{"kubernetes://pair", "Y2hhaW4=" /* the chain */, `"team":"books"`, "cGxhaW4=", "d2hvbGU=", `"size":5`, "it may contain a secret"} {
 			if !strings.Contains(text, want) {
@@ -195,7 +195,7 @@ func TestTapShowsBothDirectionsOfAStream(t *testing.T) {
 	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
 	r := receive(t, stream)
 	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL, VersionInfo: r.VersionInfo, ResponseNonce: r.Nonce})
-	testenv.Eventually(t, "all of it is shown", func() error {
+	testenv.Eventually(t, "the tap shows the whole exchange", func() error {
 		var seen []string
 		for _, l := range lines() {
 			seen = append(seen, strings.TrimSpace(l.Kind+" from "+l.From+" "+l.Name))
@@ -235,12 +235,12 @@ func TestSlowTapDoesNotBlockRelay(t *testing.T) {
 		receive(t, stream)
 	}
 	if queued := tap.bytes.Load(); queued > maxQueuedBytes+5<<20 {
-		t.Errorf("%d bytes wait for the tap", queued)
+		t.Errorf("%d bytes are queued for the tap", queued)
 	}
 	close(goOn)
-	testenv.Eventually(t, "the rest was shown", func() error {
+	testenv.Eventually(t, "the tap has shown all queued messages", func() error {
 		if n := len(tap.queue); n > 0 {
-			return fmt.Errorf("%d wait", n)
+			return fmt.Errorf("%d messages are queued", n)
 		}
 		return nil
 	})
@@ -267,7 +267,7 @@ func TestTapsAreLimited(t *testing.T) {
 		}
 	}
 	if _, err := relay.OpenTap(TapOptions{}); !errors.Is(err, ErrTooManyTaps) {
-		t.Errorf("one too many: %v", err)
+		t.Errorf("opening a tap beyond the limit: %v", err)
 	}
 }
 

@@ -96,7 +96,7 @@ func TestTokenIsReadForEachStream(t *testing.T) {
 	receive(t, stream)
 }
 
-func TestControlPlaneOfAnOldTLSVersionIsRefused(t *testing.T) {
+func TestControlPlaneWithOldTLSVersionIsRefused(t *testing.T) {
 	authority := testpki.New(t, "root")
 	roots := filepath.Join(t.TempDir(), "root-cert.pem")
 	write(t, roots, authority.PEM())

@@ -138,13 +138,13 @@ func TestEachUnreachableControlPlaneIsLoggedOnce(t *testing.T) {
 		Logger: slog.New(slog.NewTextHandler(log, nil)),
 	})
 	failures := func() float64 { return testutil.ToFloat64(relay.tracker.metrics.connectFailures) }
-	testenv.Eventually(t, "many attempts", func() error {
+	testenv.Eventually(t, "the relay has made many attempts", func() error {
 		if n := failures(); n < 20 {
 			return errors.New(fmt.Sprint(n))
 		}
 		return nil
 	})
 	if n := strings.Count(log.String(), "not connected"); n != 2 {
-		t.Errorf("%d attempts made %d lines of log, want 2:\n%s", int(failures()), n, log)
+		t.Errorf("%d attempts were logged in %d lines, want 2:\n%s", int(failures()), n, log)
 	}
 }

@@ -56,12 +56,12 @@ func TestLongOutageBackoffEndsWhenEnvoyStarts(t *testing.T) {
 		}
 		during(time.Minute)
 		if n := during(time.Minute); n > 24 {
-			t.Errorf("%d attempts in a minute, when the outage is long again", n)
+			t.Errorf("%d attempts in a minute, after a second long outage", n)
 		}
 	})
 }
 
-// By default, a gRPC server accepts one ping in 5 minutes, and closes connections with more.
+// By default, a gRPC server closes a connection with more than one ping in 5 minutes.
 func TestPingsAreReducedForControlPlaneThatRefusesThem(t *testing.T) {
 	u := newUpstream(Config{KeepaliveInterval: 30 * time.Second}, newStatusTracker(time.Now, slog.New(slog.DiscardHandler)))
 	refusal := errors.New(`received prior goaway: code: ENHANCE_YOUR_CALM, debug data: "too_many_pings"`)

@@ -162,7 +162,7 @@ func TestIncompleteConfigurationIsSavedOnlyAfterMaxDelay(t *testing.T) {
 	s = openStore(t, Config{Dirs: []string{dir}, MaxDelay: 10 * time.Millisecond})
 	expectStored(t, s, "nothing")
 	accept(t, s.Begin(testIdentity), "1", "a=A")
-	testenv.Eventually(t, "it is saved", func() error {
+	testenv.Eventually(t, "the changes are saved", func() error {
 		if got := load(t, s, testIdentity); got != "a=1:A" {
 			return errors.New(got)
 		}
@@ -180,14 +180,14 @@ func TestDiscardedChangesAreNotSaved(t *testing.T) {
 	expectStored(t, s, "b=1:B")
 }
 
-func TestNewStreamKeepsUnsavedChangesOfCompleteConfiguration(t *testing.T) {
+func TestNewStreamRetainsUnsavedChangesOfCompleteConfiguration(t *testing.T) {
 	s := openStore(t, Config{Dirs: []string{t.TempDir()}, Delay: time.Hour})
 	r := s.Begin(testIdentity)
 	accept(t, r, "1", "a=A")
 	complete(r)
 	s.Begin(testIdentity)
-	accept(t, r, "1", "late=L") // the former stream has ended
-	testenv.Eventually(t, "it is saved", func() error {
+	accept(t, r, "1", "late=L") // has no effect, because a newer recording was started
+	testenv.Eventually(t, "the changes are saved", func() error {
 		if s.Status().Saved.IsZero() {
 			return errors.New("not yet")
 		}
@@ -354,14 +354,14 @@ func TestUnusableDirectoriesAreReported(t *testing.T) {
 		t.Errorf("status: %+v", st)
 	}
 	if second.Begin(testIdentity).IsActive() {
-		t.Error("changes are recorded")
+		t.Error("changes are recorded although no directory is usable")
 	}
 	if _, err := os.Stat(filepath.Join(other, "notes.txt")); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestFilesOfFormerVersionAreRemoved(t *testing.T) {
+func TestFilesOfEarlierVersionAreRemoved(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"configuration.log", "configuration.new", ".draft-123"} {
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
@@ -379,7 +379,7 @@ func TestHungDiskStopsSavingUntilNextStream(t *testing.T) {
 	hangs := make(chan struct{})
 	s := openStore(t, Config{Dirs: []string{t.TempDir()}, HangTimeout: time.Millisecond, beforeOpen: func() { <-hangs }})
 	r := s.Begin(testIdentity)
-	testenv.Eventually(t, "the hang is noticed", func() error {
+	testenv.Eventually(t, "the store reports the hung disk", func() error {
 		if st := s.Status(); r.IsActive() || st.Failures != 1 || !strings.Contains(st.Reason, "hangs") {
 			return fmt.Errorf("%+v", st)
 		}
@@ -474,7 +474,7 @@ func TestMessagesAreFreed(t *testing.T) {
 	}
 }
 
-// Large changes are not held until the delay, even if Envoy does not have everything; but listeners are.
+// Large changes are saved without delay even if the configuration is incomplete, except listeners.
 func TestLargeChangesAreSavedWithoutDelay(t *testing.T) {
 	s := openStore(t, Config{Dirs: []string{t.TempDir()}, Delay: time.Hour, MaxDelay: time.Hour})
 	r := s.Begin(testIdentity)
