@@ -1,7 +1,9 @@
 package hostile
 
 import (
+	"runtime"
 	"slices"
+	"sync"
 	"testing"
 )
 
@@ -28,6 +30,8 @@ type attack struct {
 	run      func(t *testing.T)
 	// exclusive: no other row runs meanwhile, because the attack uses all processors.
 	exclusive bool
+	// lasting: the row waits for most of a minute, so it runs in addition to the others.
+	lasting bool
 }
 
 // attacks returns all rows. Each file of this package contributes those of one subject.
@@ -54,13 +58,31 @@ func attacks() []attack {
 	)
 }
 
+// TestAttacksStayWithinTheirLimits runs exclusive rows first. Then as many rows as the machine has processors run at the same
+// time, in addition to the lasting ones, which therefore do not call Parallel.
 func TestAttacksStayWithinTheirLimits(t *testing.T) {
+	var lasting, others []attack
 	for _, a := range attacks() {
-		t.Run(a.name, func(t *testing.T) {
-			if !a.exclusive {
-				t.Parallel()
-			}
-			a.run(t)
+		switch {
+		case a.exclusive:
+			t.Run(a.name, a.run)
+		case a.lasting:
+			lasting = append(lasting, a)
+		default:
+			others = append(others, a)
+		}
+	}
+	var group sync.WaitGroup
+	defer group.Wait()
+	for _, a := range lasting {
+		group.Go(func() { t.Run(a.name, a.run) })
+	}
+	slots := make(chan struct{}, runtime.GOMAXPROCS(0))
+	for _, a := range others {
+		slots <- struct{}{}
+		group.Go(func() {
+			defer func() { <-slots }()
+			t.Run(a.name, a.run)
 		})
 	}
 }

@@ -23,10 +23,16 @@ import (
 // controlPlaneAttacks are attempts to exhaust the control plane's memory, connections and streams.
 var controlPlaneAttacks = []attack{
 	{
-		name: "certificate requests without credentials do not fill the control plane's memory", position: unauthenticated,
-		limit:   "100 connections with 100 streams each, replaced as fast as the machine can, cost 64 MiB",
-		service: "a client with a token has its certificate within 2 s (median)",
-		run:     floodCertificates, exclusive: true,
+		name: "certificate requests without credentials, at full speed, do not fill the control plane's memory", position: unauthenticated,
+		limit:   "100 connections with 100 streams each, replaced as fast as the machine can for 5 s, cost 64 MiB",
+		service: "each certificate of a client with a token takes at most 2 s more than at a control plane without an attack",
+		run:     func(t *testing.T) { floodCertificates(t, 5*time.Second, time.Millisecond) }, exclusive: true,
+	},
+	{
+		name: "certificate requests without credentials, for a minute, do not fill the control plane's memory", position: unauthenticated,
+		limit:   "100 connections with 100 streams each, replaced every second for 60 s, cost 64 MiB",
+		service: "each certificate of a client with a token takes at most 2 s more than at a control plane without an attack",
+		run:     func(t *testing.T) { floodCertificates(t, time.Minute, 500*time.Millisecond) }, lasting: true,
 	},
 	{
 		name: "large requests on the plaintext port do not fill the control plane's memory", position: unauthenticated,
@@ -61,8 +67,9 @@ var controlPlaneAttacks = []attack{
 }
 
 // assertServed calls a client's operation now and then until stop is called, which reports an error if the client was not
-// served or if half of its operations took longer than limit. Single operations may be slow on a busy machine.
-func assertServed(t *testing.T, what string, limit time.Duration, operation func() (time.Duration, error)) (stop func()) {
+// served or if less than the given percentage of its operations were within limit. Single operations may be slow on a busy
+// machine.
+func assertServed(t *testing.T, what string, percent int, limit time.Duration, operation func() (time.Duration, error)) (stop func()) {
 	done, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -83,8 +90,8 @@ func assertServed(t *testing.T, what string, limit time.Duration, operation func
 		}
 		slices.Sort(times)
 		t.Logf("%s: %d times, median %v, longest %v", what, len(times), times[len(times)/2], times[len(times)-1])
-		if times[len(times)/2] > limit {
-			t.Errorf("%s takes %v in the median, want %v at most", what, times[len(times)/2], limit)
+		if at := times[(len(times)*percent-1)/100]; at > limit {
+			t.Errorf("%s: %d %% of the times are up to %v, want %v at most", what, percent, at, limit)
 		}
 	}()
 	return func() {
@@ -147,13 +154,15 @@ func (a *attacker) close() {
 	a.client, a.open = nil, nil
 }
 
-// attackFor steps all attackers at the same time, for a duration, and waits for pause after each step.
+// attackFor steps all attackers for a duration. Each waits for pause after a step, and their first steps are spread over one
+// pause.
 func attackFor(t *testing.T, duration, pause time.Duration, attackers []*attacker) {
 	end := time.Now().Add(duration)
 	var group sync.WaitGroup
-	for _, a := range attackers {
+	for i, a := range attackers {
 		group.Go(func() {
 			defer a.close()
+			time.Sleep(pause * time.Duration(i) / time.Duration(len(attackers)))
 			for time.Now().Before(end) && !t.Failed() {
 				a.step()
 				time.Sleep(pause)
@@ -163,10 +172,24 @@ func attackFor(t *testing.T, duration, pause time.Duration, attackers []*attacke
 	group.Wait()
 }
 
-func floodCertificates(t *testing.T) {
-	c := startControlPlane(t)
-	token := c.token(t, "reviews")
-	if _, err := c.certify(t, token, "reviews"); err != nil {
+// floodCertificates attacks for a duration, with a pause after each step. Without any pause, the attackers' goroutines would
+// stop the client, which is in the same process. On a busy machine a certificate may take long without an attack: the
+// limit is on what it takes longer than at a second control plane, at the same time.
+func floodCertificates(t *testing.T, duration, pause time.Duration) {
+	c, idle := startControlPlane(t), startControlPlane(t)
+	token, idleToken := c.token(t, "reviews"), idle.token(t, "reviews")
+	var longest time.Duration
+	certify := func() (time.Duration, error) {
+		var expected time.Duration
+		var idleErr error
+		var group sync.WaitGroup
+		group.Go(func() { expected, idleErr = idle.certify(t, idleToken, "reviews") })
+		took, err := c.certify(t, token, "reviews")
+		group.Wait()
+		longest = max(longest, took)
+		return took - expected, errors.Join(err, idleErr)
+	}
+	if _, err := certify(); err != nil {
 		t.Fatal(err)
 	}
 	config := c.tls()
@@ -175,10 +198,10 @@ func floodCertificates(t *testing.T) {
 		attackers[i] = &attacker{path: createCertificate, streams: 100, dial: func() (net.Conn, error) { return tls.Dial("tcp", c.secure, config) }}
 	}
 	memory := c.watchMemory(t)
-	served := assertServed(t, "certificate", 2*time.Second, func() (time.Duration, error) { return c.certify(t, token, "reviews") })
-	// Without a pause, the attackers' goroutines would stop the client, which is in the same process.
-	attackFor(t, 5*time.Second, time.Millisecond, attackers)
+	served := assertServed(t, "delay of a certificate by the attack", 100, 2*time.Second, certify)
+	attackFor(t, duration, pause, attackers)
 	served()
+	t.Logf("the longest time for a certificate is %v", longest)
 	assertGrowth(t, memory(), 64)
 }
 
@@ -193,7 +216,7 @@ func floodPlaintext(t *testing.T) {
 		attackers[i] = &attacker{path: deltaDiscovery, streams: 10, dial: func() (net.Conn, error) { return net.Dial("tcp", c.plain) }}
 	}
 	memory := c.watchMemory(t)
-	served := assertServed(t, "clusters", 2*time.Second, func() (time.Duration, error) { return c.discover(t, token, "reviews") })
+	served := assertServed(t, "clusters", 50, 2*time.Second, func() (time.Duration, error) { return c.discover(t, token, "reviews") })
 	attackFor(t, 12*time.Second, 500*time.Millisecond, attackers) // longer than a request may wait for the budget
 	served()
 	assertGrowth(t, memory(), 192)
@@ -250,8 +273,8 @@ func holdConnections(t *testing.T) {
 		}
 		return nil
 	})
-	certified := assertServed(t, "certificate", 5*time.Second, func() (time.Duration, error) { return c.certify(t, token, "reviews") })
-	discovered := assertServed(t, "clusters", 5*time.Second, func() (time.Duration, error) { return c.discover(t, token, "reviews") })
+	certified := assertServed(t, "certificate", 50, 5*time.Second, func() (time.Duration, error) { return c.certify(t, token, "reviews") })
+	discovered := assertServed(t, "clusters", 50, 5*time.Second, func() (time.Duration, error) { return c.discover(t, token, "reviews") })
 	select {
 	case <-time.After(8 * time.Second): // longer than any connection of the attacker may stay
 	case <-ctx.Done():
@@ -333,7 +356,7 @@ func floodSubscriptions(t *testing.T) {
 		t.Fatal(err)
 	}
 	memory := c.watchMemory(t)
-	served := assertServed(t, "clusters", 5*time.Second, func() (time.Duration, error) { return c.discover(t, others, "ratings") })
+	served := assertServed(t, "clusters", 50, 5*time.Second, func() (time.Duration, error) { return c.discover(t, others, "ratings") })
 	ctx, cancel := context.WithCancel(addToken(t.Context(), mine))
 	defer cancel()
 	for n := range 4 {
