@@ -1,6 +1,6 @@
-// Package conntrack deletes connection tracking entries with decisions of previous rules. The kernel decides about NAT
-// once per connection. It retains the decision for seconds to minutes after the connection's end, when the same
-// addresses and ports may be reused, and for UDP as long as packets arrive.
+// Package conntrack deletes conntrack entries that contain NAT decisions of previous rules. The kernel decides about NAT
+// once per connection. It retains a TCP entry for seconds to minutes after the connection is closed, and a new connection
+// with the same addresses and ports can match it. It retains a UDP entry as long as packets arrive.
 package conntrack
 
 import (
@@ -11,15 +11,16 @@ import (
 
 // Stale selects the entries to delete.
 type Stale struct {
-	// Ended selects TCP connections that were closed or aborted. If the peer aborted one, the kernel assigns the first
-	// packet of a new connection with the same addresses and ports to it.
+	// Ended selects entries of TCP connections that were closed or aborted. A new connection with the same addresses and
+	// ports could match such an entry.
 	Ended bool
-	// DNS selects UDP to port 53: packets of a resolver's socket would still be sent to the previous destination.
+	// DNS selects UDP entries to port 53. With such an entry, later queries from the same socket would still be sent to the
+	// previous destination.
 	DNS bool
 }
 
-// StaleAfter returns what is stale after a change of rules in canonical form; nil means no rules. Open connections are not
-// affected.
+// StaleAfter returns the stale entries after a change from the rules before to the rules after. Both are in canonical form;
+// nil means no rules. Open TCP connections are never stale.
 func StaleAfter(before, after *iptables.RuleSet) Stale {
 	return Stale{
 		Ended: !reflect.DeepEqual(chains(before), chains(after)),
@@ -27,7 +28,7 @@ func StaleAfter(before, after *iptables.RuleSet) Stale {
 	}
 }
 
-// chains returns the chains, without routing.
+// chains returns the chains of a rule set that may be nil.
 func chains(rules *iptables.RuleSet) []iptables.Chain {
 	if rules == nil {
 		return nil
@@ -50,5 +51,5 @@ func udpRules(rules *iptables.RuleSet) (list []iptables.Rule) {
 	return list
 }
 
-// Any reports whether anything is stale.
+// Any reports whether s selects any entries.
 func (s Stale) Any() bool { return s.Ended || s.DNS }

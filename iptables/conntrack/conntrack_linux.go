@@ -13,7 +13,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/nlsocket"
 )
 
-// Constants of linux/netfilter/nfnetlink_conntrack.h and nf_conntrack_tcp.h that x/sys/unix does not define.
+// Constants of linux/netfilter/nfnetlink_conntrack.h and nf_conntrack_tcp.h, which x/sys/unix does not define.
 const (
 	ipctnlGet    = 1
 	ipctnlDelete = 2
@@ -37,11 +37,11 @@ const (
 	portDNS = 53
 )
 
-// deleteAtOnce is the maximum number of messages in a datagram.
+// deleteAtOnce is the maximum number of deletions in one datagram.
 const deleteAtOnce = 256
 
-// DeleteStale deletes the stale entries in the namespace of a descriptor (0 or less: the calling thread's). It does nothing
-// if the kernel cannot list connections, because it lacks the module nf_conntrack_netlink.
+// DeleteStale deletes the stale entries in the network namespace with the file descriptor netns; 0 or less selects the
+// calling thread's. If the kernel does not have the module nf_conntrack_netlink, DeleteStale does nothing.
 func DeleteStale(netns int, stale Stale) error {
 	if !stale.Any() {
 		return nil
@@ -52,9 +52,9 @@ func DeleteStale(netns int, stale Stale) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("open a netlink socket to connection tracking: %w", err)
+		return fmt.Errorf("opening a netlink socket for conntrack: %w", err)
 	}
-	// The kernel blocks the close of such a socket until no processor uses removed rules.
+	// Close the socket in the background: the kernel may block close until no processor uses removed rules.
 	defer func() { go func() { _ = s.Close() }() }()
 	return DeleteStaleWith(s, stale)
 }
@@ -76,26 +76,26 @@ func DeleteStaleWith(s *nlsocket.Socket, stale Stale) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("list tracked connections: %w", err)
+		return fmt.Errorf("listing conntrack entries: %w", err)
 	}
 	return remove(s, flows, stale)
 }
 
-// attempts limits how often connections are listed while they change.
+// attempts is the maximum number of attempts to list the entries without an interruption by a change.
 const attempts = 10
 
 // anyFamily is struct nfgenmsg.
 var anyFamily = []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}
 
-// tracksAny reports whether the namespace has tracked connections. The check avoids a dump: the kernel stores
-// connections of all namespaces in one table, so that even an empty dump needs 5 ms.
+// tracksAny reports whether the namespace has conntrack entries. The check can save a dump: the kernel stores the entries of
+// all namespaces in one table, so even an empty dump needs 5 ms.
 func tracksAny(s *nlsocket.Socket) (bool, error) {
 	answer, err := s.Get(unix.NFNL_SUBSYS_CTNETLINK<<8|ipctnlStats, anyFamily)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("count tracked connections: %w", err)
+		return false, fmt.Errorf("counting conntrack entries: %w", err)
 	}
 	if len(answer.Data) < len(anyFamily) {
 		return true, nil
@@ -104,7 +104,7 @@ func tracksAny(s *nlsocket.Socket) (bool, error) {
 	return len(count) != 4 || binary.BigEndian.Uint32(count) > 0, nil
 }
 
-// remove sends the deletions in batches. Entries that have expired meanwhile are ignored.
+// remove deletes the stale entries in batches. It ignores entries that have already expired.
 func remove(s *nlsocket.Socket, flows []nlsocket.Reply, stale Stale) error {
 	var batch []byte
 	n := 0
@@ -115,7 +115,7 @@ func remove(s *nlsocket.Socket, flows []nlsocket.Reply, stale Stale) error {
 		}
 		if n == deleteAtOnce || (i == len(flows)-1 && n > 0) {
 			if err := s.Send(batch); err != nil {
-				return fmt.Errorf("delete %d tracked connections: %w", n, err)
+				return fmt.Errorf("deleting %d conntrack entries: %w", n, err)
 			}
 			batch, n = nil, 0
 		}
@@ -123,8 +123,8 @@ func remove(s *nlsocket.Socket, flows []nlsocket.Reply, stale Stale) error {
 	return nil
 }
 
-// deletion returns the request to delete a dumped connection, if it is stale. The request includes the entry's ID,
-// because another connection may have the same addresses and ports by then.
+// deletion returns the request to delete an entry of a dump. It returns false if the entry is not stale. The request has the
+// entry's ID, because a new entry may have the same addresses and ports.
 func deletion(flow []byte, stale Stale) (data []byte, is bool) {
 	if len(flow) < 4 {
 		return nil, false

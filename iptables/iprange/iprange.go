@@ -1,4 +1,4 @@
-// Package iprange converts between prefixes and ranges of addresses, which the kernel uses.
+// Package iprange converts between IP prefixes and the address ranges that nftables uses.
 package iprange
 
 import (
@@ -6,10 +6,10 @@ import (
 	"slices"
 )
 
-// Span is the range of addresses from First to Last, inclusive, of one family.
+// Span is the range of addresses from First to Last, inclusive. Both have the same family.
 type Span struct{ First, Last netip.Addr }
 
-// Spans returns the ranges that the prefixes cover: sorted, disjoint and not adjacent.
+// Spans returns the address ranges that the prefixes cover. They are sorted, disjoint and not adjacent.
 func Spans(prefixes []netip.Prefix) []Span {
 	spans := make([]Span, 0, len(prefixes))
 	for _, p := range prefixes {
@@ -38,8 +38,8 @@ func Join(spans []Span) []Span {
 	return out
 }
 
-// Prefixes returns the shortest sorted list of prefixes with the same addresses, possibly the list itself; nil if
-// empty.
+// Prefixes returns the shortest sorted list of prefixes that covers the same addresses as list. The result may be list
+// itself. For an empty list it is nil.
 func Prefixes(list []netip.Prefix) []netip.Prefix {
 	if len(list) == 1 && list[0] == list[0].Masked() {
 		return list
@@ -64,7 +64,7 @@ func (s Span) Prefixes() []netip.Prefix {
 	}
 }
 
-// maxPrefix returns the largest prefix that starts at from and ends at or before to.
+// maxPrefix returns the largest prefix whose first address is from and whose last address is not after to.
 func maxPrefix(from, to netip.Addr) netip.Prefix {
 	bits := from.BitLen()
 	for bits > 0 {

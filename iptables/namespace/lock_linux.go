@@ -10,8 +10,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/nlsocket"
 )
 
-// Lock is the lock of a namespace, with netlink sockets in it that are shared while the lock is held. It is not safe
-// for concurrent use.
+// Lock is the lock of a namespace. It also holds netlink sockets in the namespace, which its users share. It is not safe for
+// concurrent use.
 type Lock struct {
 	lock    int
 	held    *os.File // a duplicate of the lock for child processes
@@ -21,11 +21,11 @@ type Lock struct {
 type socket struct {
 	*nlsocket.Socket
 	failure error
-	leave   bool // close it in the background
+	leave   bool // Release closes the socket in the background
 }
 
-// Acquire acquires the lock of the namespace of a descriptor; 0 or less selects the calling thread's. After LockTimeout it
-// proceeds without the lock. The lock is released by Release, or when the process exits.
+// Acquire acquires the lock of the namespace with the file descriptor fd; 0 or less selects the calling thread's. After
+// LockTimeout it returns a Lock that is not exclusive. The lock is released by Release, or when the process exits.
 func Acquire(ctx context.Context, fd int) (*Lock, error) {
 	t := &Lock{lock: -1, sockets: map[int]socket{}}
 	err := t.acquire(ctx, fd)
@@ -56,14 +56,14 @@ func (t *Lock) acquire(ctx context.Context, fd int) error {
 	return waitForLock(ctx, t.lock)
 }
 
-// Socket returns the socket of a protocol, NETLINK_NETFILTER or NETLINK_ROUTE.
+// Socket returns the shared socket of a netlink protocol, NETLINK_NETFILTER or NETLINK_ROUTE.
 func (t *Lock) Socket(protocol int) (*nlsocket.Socket, error) {
 	s := t.sockets[protocol]
 	return s.Socket, s.failure
 }
 
-// File returns the lock as a file that child processes inherit. If this process is killed, the lock is then not
-// released before the child exits. It returns nil if there is no lock.
+// File returns a file for child processes to inherit. If this process is killed, the lock is released only after such a
+// child exits. File returns nil if the lock cannot be duplicated.
 func (t *Lock) File() *os.File {
 	if t.held == nil {
 		if fd, err := unix.FcntlInt(uintptr(t.lock), unix.F_DUPFD_CLOEXEC, 0); err == nil {
@@ -73,7 +73,7 @@ func (t *Lock) File() *os.File {
 	return t.held
 }
 
-// CloseLater makes Release close the socket of a protocol in the background.
+// CloseLater makes Release close the socket of the protocol in the background, because closing it can block.
 func (t *Lock) CloseLater(protocol int) {
 	s := t.sockets[protocol]
 	s.leave = true

@@ -1,14 +1,12 @@
-// Package namespace runs code in a network namespace, and serialises changes of a namespace's redirection. Changes of
-// different namespaces do not block each other.
+// Package namespace runs functions in a network namespace. Its Lock serializes changes of one namespace's redirection.
 package namespace
 
 import "time"
 
-// LockTimeout is how long Take waits. Any process of the namespace could hold the lock forever, so safety must not depend
-// on the lock. It depends on the kernel's transactions.
+// LockTimeout is the maximum time that Acquire waits for the lock. It then continues without the lock, because any process
+// of the namespace could hold it forever. Correctness depends on the kernel's transactions, not on the lock.
 const LockTimeout = 5 * time.Second
 
-// lockName is the abstract address of the Unix socket that implements the lock. Such addresses are private to the
-// network namespace, and the kernel releases them when the process exits. (A lock on the namespace's file is not
-// possible, because iptables is configured to use that for its own lock.)
+// lockName is the abstract address of the Unix socket that implements the lock. Abstract addresses are private to the network
+// namespace, and the kernel releases them when the process exits.
 const lockName = "@pilotfish/redirection"

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Do calls f on a thread in the namespace of a descriptor, or on the calling thread if the descriptor is 0 or less.
-// Goroutines that f starts run in other namespaces.
+// Do calls f on a thread in the namespace with the file descriptor fd, or on the calling thread if fd is 0 or less.
+// Goroutines that f starts do not run in that namespace.
 func Do(fd int, f func() error) error {
 	if fd <= 0 {
 		return f()
@@ -23,8 +23,8 @@ func Do(fd int, f func() error) error {
 		return doOnThread(fd, f)
 	}
 	defer unix.Close(home)
-	// A thread that may enter its current namespace again can return to it. Other threads lack privileges over their
-	// own namespace (a process of a user namespace that has not joined one of its network namespaces).
+	// If the thread may enter its current namespace again, it can return to it later. Otherwise it has no privileges over
+	// that namespace: the process joined a user namespace, but none of its network namespaces.
 	if unix.Setns(home, unix.CLONE_NEWNET) != nil {
 		return doOnThread(fd, f)
 	}
@@ -35,11 +35,10 @@ func Do(fd int, f func() error) error {
 	return f()
 }
 
-// socketNamespace is SIOCGSKNS of linux/sockios.h, which returns the network namespace of a socket.
+// socketNamespace is SIOCGSKNS of linux/sockios.h. This ioctl returns the network namespace of a socket.
 const socketNamespace = 0x894c
 
-// openCurrent opens the network namespace of the calling thread through a socket, because a lookup in /proc is five
-// times slower.
+// openCurrent opens the network namespace of the calling thread. It uses a socket, because /proc is five times slower.
 func openCurrent() (int, error) {
 	s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -56,7 +55,8 @@ func enter(fd int) error {
 	return nil
 }
 
-// doOnThread calls f on a new thread that ends with it. This is slower than entering the namespace and returning.
+// doOnThread calls f in the namespace on a new thread, which exits when f returns. This is slower than entering the
+// namespace on the current thread and returning.
 func doOnThread(fd int, f func() error) error {
 	return OnThread(func() error {
 		if err := enter(fd); err != nil {
@@ -66,15 +66,15 @@ func doOnThread(fd int, f func() error) error {
 	})
 }
 
-// OnThread calls f on a thread that ends with it, so that f may change thread attributes. The thread is never the
-// process's main thread, which cannot end and represents the process in /proc.
+// OnThread calls f on a thread that exits when f returns, so that f may change attributes of the thread. It is never the
+// process's main thread: that cannot exit, and represents the process in /proc.
 func OnThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // never unlocked
+		runtime.LockOSThread() // never unlocked, so that the thread exits with the goroutine
 		if unix.Gettid() == unix.Getpid() {
 			defer runtime.UnlockOSThread()
-			done <- OnThread(f) // on another thread, while this one is occupied
+			done <- OnThread(f) // uses another thread, because this goroutine occupies the main thread
 			return
 		}
 		done <- f()
@@ -82,9 +82,9 @@ func OnThread(f func() error) error {
 	return <-done
 }
 
-// returnTo returns the thread to its namespace. This was permitted just before, so that it can fail only for lack of
-// memory. The program then exits, because it must not continue in a foreign namespace, even if a caller recovers
-// panics.
+// returnTo moves the thread back to its namespace. Do has checked the permission, so this can fail only for lack of memory.
+// On failure, the program panics in a new goroutine, so that a caller cannot recover: it must not continue in the wrong
+// namespace.
 func returnTo(home int) {
 	err := unix.Setns(home, unix.CLONE_NEWNET)
 	for end := time.Now().Add(LockTimeout); errors.Is(err, unix.ENOMEM) && time.Now().Before(end); {
@@ -97,7 +97,7 @@ func returnTo(home int) {
 	}
 }
 
-// tryLock binds the address, which belongs to the socket's namespace, and reports whether it was free.
+// tryLock binds the socket to lockName in the socket's namespace. It returns false if another process holds the lock.
 func tryLock(socket int) (free bool, err error) {
 	err = unix.Bind(socket, &unix.SockaddrUnix{Name: lockName})
 	if errors.Is(err, unix.EADDRINUSE) {
@@ -106,7 +106,7 @@ func tryLock(socket int) (free bool, err error) {
 	return err == nil, err
 }
 
-// waitForLock retries until the address is free.
+// waitForLock retries tryLock until it succeeds, or until LockTimeout.
 func waitForLock(ctx context.Context, socket int) error {
 	end := time.NewTimer(LockTimeout)
 	defer end.Stop()

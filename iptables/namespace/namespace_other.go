@@ -8,7 +8,7 @@ import (
 	"os"
 )
 
-var errLinux = errors.New("network namespaces need Linux")
+var errLinux = errors.New("network namespaces are supported on Linux only")
 
 // Do always fails on this system.
 func Do(int, func() error) error { return errLinux }

@@ -10,15 +10,16 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/nlsocket"
 )
 
-// Netlink attributes use the machine's byte order; numbers of nftables in them are big-endian.
+// The headers of netlink attributes use the machine's byte order. Numbers in attributes of nftables are big-endian.
 
-// writer appends attributes. Nested attributes are opened and closed, because their size is known only at the end.
+// writer encodes netlink attributes. A nested attribute is opened and closed explicitly, because its size is known only when
+// its content is complete.
 type writer struct {
 	out     []byte
-	failure error // error of the library
+	failure error // first error of the nftables library
 }
 
-// grow appends n bytes and returns them; the caller must write all of them.
+// grow appends n bytes and returns them. The caller must set all of them, because they can contain old data.
 func (w *writer) grow(n int) []byte {
 	at := len(w.out)
 	if at+n > cap(w.out) {
@@ -28,7 +29,7 @@ func (w *writer) grow(n int) []byte {
 	return w.out[at:]
 }
 
-// attribute starts an attribute of n bytes and returns them; the caller must write all of them.
+// attribute appends an attribute with n bytes of data and returns these bytes. The caller must set all of them.
 func (w *writer) attribute(kind uint16, n int) []byte {
 	b := w.grow(unix.NLA_HDRLEN + (n+3)&^3)
 	binary.NativeEndian.PutUint16(b, uint16(unix.NLA_HDRLEN+n))
@@ -75,13 +76,13 @@ func text(kind uint16, s string) []byte {
 	return w.out
 }
 
-// attributes are the decoded attributes at one level of a message.
+// attributes is a decoded list of attributes, without nested ones.
 type attributes []struct {
 	kind uint16
 	data []byte
 }
 
-// parse decodes attributes. A malformed attribute ends the list.
+// parse decodes a list of attributes. It stops at the first malformed one.
 func parse(b []byte) attributes {
 	var out attributes
 	for len(b) >= 4 {

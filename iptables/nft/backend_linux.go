@@ -13,11 +13,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/route"
 )
 
-// Backend is the nftables back end of one namespace. It holds nothing open between calls.
+// Backend is the nftables back end of one namespace. Between calls, it does not hold open sockets or files.
 type Backend struct {
 	cfg    Config
 	routes *route.Routes
-	turn   *namespace.Lock // nil: each call acquires the lock
+	turn   *namespace.Lock // held by the caller; nil if each call acquires the lock
 }
 
 // New returns the back end of a namespace.
@@ -28,14 +28,14 @@ func New(cfg Config) (*Backend, error) {
 // Name returns "nftables".
 func (*Backend) Name() string { return Name }
 
-// WithLock returns a back end that works under a namespace lock that the caller holds.
+// WithLock returns a back end that uses a namespace lock that the caller holds.
 func (b *Backend) WithLock(t *namespace.Lock) *Backend {
 	in := *b
 	in.turn, in.routes = t, b.routes.WithLock(t)
 	return &in
 }
 
-// withLock runs f with the namespace lock held.
+// withLock calls f while the namespace lock is held.
 func (b *Backend) withLock(ctx context.Context, f func(*Backend, *conn) error) error {
 	if b.turn == nil {
 		t, err := namespace.Acquire(ctx, b.cfg.NetNS)
@@ -57,7 +57,7 @@ func (b *Backend) withLock(ctx context.Context, f func(*Backend, *conn) error) e
 func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 	rules = iptables.Canonical(rules)
 	if rules == nil {
-		return errors.New("there is no rule set to apply; use Clean to remove the installed rules")
+		return errors.New("no rule set to apply; use Clean to remove the installed rules")
 	}
 	return b.withLock(ctx, func(b *Backend, c *conn) error {
 		undoAdd, err := b.routes.Add(rules.Routing, rules.Families)
@@ -66,7 +66,7 @@ func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 		}
 		before, err := b.replace(c, rules)
 		if err != nil {
-			return errors.Join(fmt.Errorf("apply the rules by nftables: %w", err), undoAdd())
+			return errors.Join(fmt.Errorf("applying the rules with nftables: %w", err), undoAdd())
 		}
 		if err := conntrack.DeleteStaleWith(c.socket, conntrack.StaleAfter(before, rules)); err != nil {
 			return errors.Join(err, b.restore(c, before), undoAdd())
@@ -105,8 +105,8 @@ func (b *Backend) restore(c *conn, before *iptables.RuleSet) error {
 	return nil
 }
 
-// transact builds a batch from the current state and commits it. It retries if another process changed the rules
-// meanwhile.
+// transact reads the current state, builds a batch from it and commits the batch. If another process has changed rules in
+// between, it tries again.
 func (b *Backend) transact(c *conn, step string, make func(*state) (*batch, error)) error {
 	for range maxAttempts {
 		old, err := c.readState(true)
@@ -123,15 +123,15 @@ func (b *Backend) transact(c *conn, step string, make func(*state) (*batch, erro
 			}
 		}
 		if old.exists {
-			// After a removal, the kernel blocks the last close of a socket until no processor uses the removed
-			// objects, which takes 10 ms and more. The socket is therefore closed in the background.
+			// After a removal, the kernel blocks the close of the socket for 10 ms and more, until no processor uses the
+			// removed objects. Therefore it is closed in the background.
 			c.turn.CloseLater(unix.NETLINK_NETFILTER)
 		}
 		if err := c.commit(next); !errors.Is(err, unix.ERESTART) {
 			return err
 		}
 	}
-	return fmt.Errorf("other programs changed rules of the namespace %d times meanwhile: try again", maxAttempts)
+	return fmt.Errorf("other programs changed rules of the namespace during %d attempts: try again", maxAttempts)
 }
 
 // Read returns the installed rules in canonical form.
@@ -148,7 +148,7 @@ func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 	return out, err
 }
 
-// Clean removes the table, and then our routing.
+// Clean removes our table, and then our routing.
 func (b *Backend) Clean(ctx context.Context) error {
 	return b.withLock(ctx, func(b *Backend, c *conn) error {
 		var before *iptables.RuleSet
@@ -161,10 +161,10 @@ func (b *Backend) Clean(ctx context.Context) error {
 			return next, nil
 		})
 		if err != nil {
-			return fmt.Errorf("remove the rules by nftables: %w", err)
+			return fmt.Errorf("removing the rules with nftables: %w", err)
 		}
 		if _, err := b.routes.Prune(nil, 0); err != nil {
-			return errors.Join(fmt.Errorf("remove routing: %w", err), b.restore(c, before))
+			return errors.Join(fmt.Errorf("removing the routing: %w", err), b.restore(c, before))
 		}
 		return conntrack.DeleteStaleWith(c.socket, conntrack.StaleAfter(before, nil))
 	})

@@ -13,7 +13,7 @@ import (
 // Backend is not available on this system.
 type Backend struct{}
 
-var errLinux = errors.Join(ErrUnsupported, errors.New("redirection works on Linux only"))
+var errLinux = errors.Join(ErrUnsupported, errors.New("redirection is supported on Linux only"))
 
 // New always fails on this system.
 func New(Config) (*Backend, error) { return nil, errLinux }

@@ -12,26 +12,27 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/nlsocket"
 )
 
-// batch is a transaction under construction: a datagram whose messages have no sequence numbers yet.
+// batch is an nftables transaction under construction: a datagram of messages. finish sets their sequence numbers.
 type batch struct {
 	writer
 	parts []part
-	sets  uint32 // the number of sets, which is the ID of the last one
+	sets  uint32 // number of sets so far; a set's ID is its number
 	rule  string // ID of the current rule, for errors
 	body  writer // expressions of the current rule
 }
 
-// part describes the object of a message for errors: "rule", "outbound/x".
+// part describes the object of a message, for errors: kind and name, such as "rule" and "outbound/all".
 type part struct{ what, name string }
 
-// The initial capacities: bytes and messages of a batch, and bytes of a rule. They suffice for most batches.
+// Initial capacities: bytes and messages of a batch, and bytes of a rule. They suffice for most batches.
 const (
 	usualBytes = 16 << 10
 	usualParts = 64
 	usualRule  = 1 << 10
 )
 
-// newBatch starts a transaction. The kernel refuses it if its generation differs; 0 accepts any generation.
+// newBatch starts a transaction. The kernel rejects it if generation is not the current generation of the rules. With 0, the
+// kernel accepts any generation.
 func newBatch(generation uint32) *batch {
 	b := &batch{writer: writer{out: make([]byte, 0, usualBytes)}, parts: make([]part, 0, usualParts), body: writer{out: make([]byte, 0, usualRule)}}
 	at := b.begin(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
@@ -51,14 +52,14 @@ func (b *batch) end(at int) {
 	binary.NativeEndian.PutUint32(b.out[at:], uint32(len(b.out)-at))
 }
 
-// message starts a message of the transaction.
+// message starts a message about an object, and returns its offset.
 func (b *batch) message(kind, flags uint16, about part) (at int) {
 	b.parts = append(b.parts, about)
 	return b.begin(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, unix.NFPROTO_INET, 0)
 }
 
-// finish completes the datagram and numbers its messages. Only the last one requests an ACK, which confirms the whole
-// transaction.
+// finish completes the datagram, and numbers its messages from first. Only the last message requests an ACK, which confirms
+// the whole transaction.
 func (b *batch) finish(first uint32) []byte {
 	b.end(b.begin(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES))
 	left := b.out
@@ -73,14 +74,14 @@ func (b *batch) finish(first uint32) []byte {
 	return b.out
 }
 
-// replace adds messages that change the table from its current state to exactly the rule set. Base chains that remain
-// are flushed and refilled, not recreated: a packet evaluates a chain wholly before or wholly after the transaction.
-// With recreated chains it could evaluate both.
+// replace adds messages that change the table from its current state to the rule set. It flushes and refills existing base
+// chains, and does not recreate them. A packet then evaluates either the old or the new rules of a chain. If a base chain
+// were recreated, a packet could evaluate both.
 func (b *batch) replace(rules *iptables.RuleSet, old *state) error {
 	if err := checkChains(rules); err != nil {
 		return err
 	}
-	if old.flags != 0 { // the kernel skips a dormant table, so no packet bypasses rules that it did not bypass before
+	if old.flags != 0 { // recreate a dormant table: the kernel did not evaluate its rules, so no packet newly bypasses rules
 		b.remove()
 		old = &state{}
 	}
@@ -101,7 +102,8 @@ func (b *batch) replace(rules *iptables.RuleSet, old *state) error {
 	return nil
 }
 
-// prune adds messages that delete all rules, and the chains that do not remain. It returns the remaining chains.
+// prune adds messages that delete all rules, and the chains that the rule set does not need. It returns the names of the
+// remaining chains.
 func (b *batch) prune(rules *iptables.RuleSet, old *state) (stay map[string]bool) {
 	stay = map[string]bool{}
 	if !old.exists {
@@ -140,10 +142,10 @@ func (b *batch) remove() {
 	b.end(at)
 }
 
-// nfAccept is NF_ACCEPT of linux/netfilter.h, as a policy of a base chain.
+// nfAccept is NF_ACCEPT of linux/netfilter.h: the accept policy of a base chain.
 const nfAccept = 1
 
-// chain adds a chain; it is a base chain if the base has a kind.
+// chain adds a chain. It is a base chain if of.kind is set.
 func (b *batch) chain(name string, of base) {
 	at := b.message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, part{"chain", name})
 	defer b.end(at)
@@ -179,7 +181,7 @@ func (b *batch) fill(rules *iptables.RuleSet, c iptables.Chain) error {
 	return nil
 }
 
-// ruleOf adds a rule of the model in canonical form.
+// ruleOf adds a rule of the model. The rule must be in canonical form.
 func (b *batch) ruleOf(chain string, table iptables.Table, r iptables.Rule) error {
 	if len(r.ID) > maxComment {
 		return fmt.Errorf("its ID is longer than %d characters", maxComment)
@@ -198,21 +200,21 @@ func (b *batch) ruleOf(chain string, table iptables.Table, r iptables.Rule) erro
 	return nil
 }
 
-// expressions writes the expressions of a rule, preceded by the sets that they name.
+// expressions writes the expressions of a rule. The sets that they refer to are added to the batch before the rule.
 func (b *batch) expressions(table iptables.Table, r iptables.Rule, v iptables.Verdict) error {
 	b.body.restart()
 	c := conditions{&b.body, b}
 	if err := c.match(r.Match); err != nil {
 		return err
 	}
-	c.counter(expr.Counter{}) // for users: nft list table inet pilotfish
+	c.counter(expr.Counter{}) // shown to users by nft list table inet pilotfish
 	if err := c.addVerdict(table, v, r.Match); err != nil {
 		return err
 	}
 	return c.failure
 }
 
-// append adds a kernel rule with the current expressions at the end of a chain.
+// append adds a rule with the current expressions to the end of a chain.
 func (b *batch) append(chain, comment string) {
 	at := b.message(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, part{"rule", comment})
 	b.text(unix.NFTA_RULE_TABLE, Table)
@@ -224,7 +226,8 @@ func (b *batch) append(chain, comment string) {
 	b.end(at)
 }
 
-// comment writes a rule's comment to its user data: a list of type, length and value, whose text ends with a zero.
+// comment writes a rule's comment to its user data, which is a list of type, length and value. The text ends with a zero
+// byte.
 func (b *batch) comment(s string) {
 	at := b.open(unix.NFTA_RULE_USERDATA)
 	b.out = append(b.out, byte(userdata.TypeComment), byte(len(s)+1))

@@ -13,17 +13,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/nlsocket"
 )
 
-// This package encodes and decodes messages itself instead of using Conn of google/nftables, for three reasons. Conn
-// omits unknown expressions (such as tproxy and socket) when it reads rules, so a damaged rule could appear correct. It
-// cannot make the kernel refuse a batch after a concurrent change. It does not map errors to rules. Expressions use
-// that library.
+// This package encodes and decodes netlink messages itself, and uses google/nftables only for expressions. The Conn of
+// google/nftables has three defects. When it reads rules, it omits unknown expressions (such as tproxy and socket), so a
+// damaged rule could appear correct. It cannot make the kernel reject a batch after a concurrent change. Its errors do not
+// name the rule.
 
-// message is a request.
+// message is a netlink request to nftables.
 type message struct {
 	kind  uint16 // NFT_MSG_…
 	flags uint16
 	body  []byte // attributes
-	// family is the address family; 0 selects that of our table.
+	// family is the address family; 0 selects the family of our table, inet.
 	family int
 }
 
@@ -39,7 +39,7 @@ func (m message) header() []byte {
 	return header(byte(m.family), 0)
 }
 
-// conn sends requests under a namespace lock.
+// conn sends requests to nftables, over the socket of a namespace lock.
 type conn struct {
 	turn   *namespace.Lock
 	socket *nlsocket.Socket
@@ -48,12 +48,12 @@ type conn struct {
 func connect(t *namespace.Lock) (*conn, error) {
 	s, err := t.Socket(unix.NETLINK_NETFILTER)
 	if err != nil {
-		return nil, fmt.Errorf("open a netlink socket to netfilter: %w", explain(err))
+		return nil, fmt.Errorf("opening a netlink socket for netfilter: %w", explain(err))
 	}
 	return &conn{turn: t, socket: s}, nil
 }
 
-// header is struct nfgenmsg.
+// header returns the encoded struct nfgenmsg.
 func header(family uint8, resource uint16) []byte {
 	return binary.BigEndian.AppendUint16([]byte{family, unix.NFNETLINK_V0}, resource)
 }
@@ -69,10 +69,10 @@ func (c *conn) commit(b *batch) error {
 	}
 	err := c.socket.Send(out)
 	if errors.Is(err, unix.EMSGSIZE) {
-		err = fmt.Errorf("%w: the rules have %d KiB, more than this process may send at once (sysctl net.core.wmem_max); shorten the lists of the options, or merge adjacent entries to ranges", err, len(out)>>10)
+		err = fmt.Errorf("%w: the rules have %d KiB, which exceeds the send buffer of this process (sysctl net.core.wmem_max); shorten the lists of the options, or merge adjacent entries into ranges", err, len(out)>>10)
 	}
 	if err != nil {
-		return fmt.Errorf("send a batch of %d messages: %w", len(b.parts), err)
+		return fmt.Errorf("sending a batch of %d messages: %w", len(b.parts), err)
 	}
 	for {
 		replies, err := c.socket.Receive()
@@ -84,12 +84,12 @@ func (c *conn) commit(b *batch) error {
 				continue
 			}
 			if errno := r.Errno(); errno != 0 {
-				what := "" // the whole transaction
+				what := "" // "" if the error is about the whole transaction
 				if r.Sequence > first {
 					about := b.parts[r.Sequence-first-1]
 					what = about.what + " " + about.name
 				}
-				if errno == unix.ENOENT { // the missing object is an expression or chain type; objects that we name ourselves exist
+				if errno == unix.ENOENT { // the missing object is an expression or a chain type, because all other objects that a batch refers to exist
 					return describedKey(what, fmt.Errorf("%w: %w", ErrUnsupported, errno))
 				}
 				return describedKey(what, explain(errno))
@@ -111,7 +111,7 @@ func describedKey(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// dump requests all objects of a kind.
+// dump lists all objects of a kind.
 func (c *conn) dump(kind uint16, body []byte) ([]nlsocket.Reply, error) {
 	return c.request(message{kind: kind, flags: unix.NLM_F_DUMP, body: body})
 }
@@ -128,8 +128,7 @@ func (c *conn) get(m message) (attributes, error) {
 	return bodyOf(reply), explainErrno(err)
 }
 
-// explainErrno explains an error of the kernel. It leaves ENOENT unchanged, because some callers do not treat it as an
-// error.
+// explainErrno adds the remedy to a kernel error, except to ENOENT, which some callers do not treat as an error.
 func explainErrno(err error) error {
 	if errno, is := err.(syscall.Errno); is && errno != unix.ENOENT {
 		return explain(errno)
@@ -137,22 +136,22 @@ func explainErrno(err error) error {
 	return err
 }
 
-// errInterrupted is returned if rules changed while they were read.
+// errInterrupted is returned if rules changed while they were listed.
 var errInterrupted = nlsocket.ErrInterrupted
 
-// generation returns the kernel's generation number of the namespace's rules.
+// generation returns the generation of the namespace's rules. The kernel increments it with each change.
 func (c *conn) generation() (uint32, error) {
 	answer, err := c.get(message{kind: unix.NFT_MSG_GETGEN})
 	if err != nil {
-		return 0, fmt.Errorf("querying the generation of the rules: %w", err)
+		return 0, fmt.Errorf("querying the generation number of the rules: %w", err)
 	}
 	if n, is := answer.number(unix.NFTA_GEN_ID); is {
 		return n, nil
 	}
-	return 0, errors.New("querying the generation of the rules: the kernel's reply has none")
+	return 0, errors.New("querying the generation number of the rules: the kernel's reply has none")
 }
 
-// explain adds the remedy to an error of the kernel.
+// explain adds the remedy to a kernel error.
 func explain(err error) error {
 	switch {
 	case errors.Is(err, os.ErrPermission):

@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// decode converts the kernel's state to a rule set in canonical form.
+// decode converts the state of our table to a rule set in canonical form.
 func decode(s *state) *iptables.Installed {
 	out := &iptables.Installed{}
 	if !s.exists {
@@ -22,7 +22,7 @@ func decode(s *state) *iptables.Installed {
 	for _, k := range s.chains {
 		c := modelChain(k.name)
 		if want, isBase := bases[stage{c.Table, c.Hook}]; (k.base != nil) != isBase || (isBase && (*k.base != want || !k.accepts)) {
-			out.Strange = append(out.Strange, fmt.Sprintf("chain %s is %s", k.name, k.describe()))
+			out.Strange = append(out.Strange, fmt.Sprintf("unexpected chain %s (%s)", k.name, k.describe()))
 		}
 		rules, strange := decodeChain(s, k, out.Rules.Families)
 		c.Rules = rules
@@ -31,12 +31,12 @@ func decode(s *state) *iptables.Installed {
 	}
 	switch {
 	case s.flags&unix.NFT_TABLE_F_DORMANT != 0:
-		out.Strange = append(out.Strange, "the table is dormant, so none of its rules is effective")
+		out.Strange = append(out.Strange, "the table is dormant, so the kernel does not evaluate its rules")
 	case s.flags != 0:
-		out.Strange = append(out.Strange, fmt.Sprintf("the table has flags (%#x), and should have none", s.flags))
+		out.Strange = append(out.Strange, fmt.Sprintf("the table has the unexpected flags %#x", s.flags))
 	}
 	for _, name := range s.named {
-		out.Strange = append(out.Strange, "set "+name)
+		out.Strange = append(out.Strange, "unexpected set "+name)
 	}
 	out.Rules = iptables.Canonical(out.Rules)
 	return out
@@ -44,20 +44,21 @@ func decode(s *state) *iptables.Installed {
 
 func (k kernelChain) describe() string {
 	if k.base == nil {
-		return "not called by a hook"
+		return "not a base chain"
 	}
 	policy := "drop"
 	if k.accepts {
 		policy = "accept"
 	}
-	return fmt.Sprintf("of type %s at hook %d, priority %d, policy %s", k.base.kind, k.base.hook, k.base.priority, policy)
+	return fmt.Sprintf("type %s, hook %d, priority %d, policy %s", k.base.kind, k.base.hook, k.base.priority, policy)
 }
 
-// hasFamilyGuard reports whether the chain starts with the rule that selects the families.
+// hasFamilyGuard reports whether the chain can start with a rule that selects the address family: it is one of our base
+// chains.
 func (k kernelChain) hasFamilyGuard() bool { return k.base != nil && modelChain(k.name).Hook != "" }
 
-// familiesOf returns the families of the rule set. If it is for one family, every base chain starts with a rule that
-// accepts the other.
+// familiesOf returns the address families of the rule set. In a rule set for one family, every base chain starts with a rule
+// that accepts the other family.
 func familiesOf(s *state) iptables.Families {
 	found := iptables.Families(0)
 	for _, k := range s.chains {
@@ -79,7 +80,8 @@ func familiesOf(s *state) iptables.Families {
 	return found
 }
 
-// guardedFamily returns the family that a rule leaves to the rules after it.
+// guardedFamily returns the address family that the first rule of a base chain does not accept, so that the following rules
+// apply to it.
 func guardedFamily(r kernelRule) iptables.Families {
 	if r.comment == familiesID && len(r.exprs) == 3 {
 		var load expr.Meta
@@ -102,7 +104,7 @@ func familyOfNumber(n byte) iptables.Families {
 	return iptables.BothFamilies
 }
 
-// decodeChain decodes a chain's rules, except the one that selects the families.
+// decodeChain decodes a chain's rules, except the one that selects the address family.
 func decodeChain(s *state, k kernelChain, families iptables.Families) (rules []iptables.Rule, strange []string) {
 	list := k.rules
 	if k.hasFamilyGuard() && families != iptables.BothFamilies {
@@ -112,13 +114,13 @@ func decodeChain(s *state, k kernelChain, families iptables.Families) (rules []i
 		r, err := decodeRule(s, k.name, list[i])
 		if err == nil && r.Verdict.Action == iptables.TransparentProxy {
 			if i+1 == len(list) || list[i+1].comment != r.ID+dropSuffix {
-				err = errors.New("packets without a listener are not dropped")
+				err = errors.New("the rule that drops packets without a listener does not follow")
 			} else {
 				i++
 			}
 		}
 		if err != nil {
-			strange = append(strange, fmt.Sprintf("rule %q (handle %d) of chain %s: %v", list[i].comment, list[i].handle, k.name, err))
+			strange = append(strange, fmt.Sprintf("rule %q (handle %d) in chain %s: %v", list[i].comment, list[i].handle, k.name, err))
 			continue
 		}
 		rules = append(rules, r)
@@ -138,19 +140,19 @@ func decodeRule(s *state, chain string, k kernelRule) (iptables.Rule, error) {
 	case r.Verdict.Action == "":
 		return r, errors.New("no verdict")
 	case r.Verdict.Action == iptables.TransparentProxy && !d.accepted:
-		return r, errors.New("it continues after tproxy")
+		return r, errors.New("it does not accept the packet after tproxy")
 	case len(r.Match.Source)+len(r.Match.Destination) > 0 && nfproto(r.Match.Families) == 0:
 		return r, errors.New("it matches an address without matching the family")
 	}
 	return r, nil
 }
 
-// decoder evaluates the expressions of a rule as the kernel does, with the one register that we use.
+// decoder decodes the expressions of a rule in order. Our rules use only one register of the kernel.
 type decoder struct {
 	sets     map[string]kernelSet
 	table    iptables.Table
-	register any    // *expr.Meta, *expr.Payload, *expr.Ct, *expr.Immediate
-	mask     []byte // ANDed with the register
+	register any    // expression that loaded the register: *expr.Meta, *expr.Payload, *expr.Ct, *expr.Immediate
+	mask     []byte // mask that was applied to the register
 	xor      []byte
 	match    iptables.Match
 	verdict  iptables.Verdict
@@ -159,7 +161,7 @@ type decoder struct {
 
 var errWords = errors.New("the rule model cannot express it")
 
-// decodeAs decodes the expression if it has the name, and reports whether it did.
+// decodeAs decodes the expression into to. It returns false if the expression has another name or is malformed.
 func (e kernelExpr) decodeAs(name string, to expr.Any) bool {
 	return e.name == name && expr.Unmarshal(unix.NFPROTO_INET, e.data, to) == nil
 }
@@ -186,7 +188,7 @@ func (d *decoder) step(e kernelExpr) error {
 	return errWords
 }
 
-// load loads a property of the packet into the register, or stores the register in the packet.
+// load decodes an expression that loads a property of the packet into the register, or stores the register in the packet.
 func (d *decoder) load(e kernelExpr) error {
 	var from any
 	switch e.name {
@@ -204,7 +206,7 @@ func (d *decoder) load(e kernelExpr) error {
 		if !e.decodeAs(e.name, x) {
 			return errWords
 		}
-		if parse(e.data).get(unix.NFTA_CT_SREG) != nil { // the library does not decode this expression
+		if parse(e.data).get(unix.NFTA_CT_SREG) != nil { // the library does not decode ct set
 			return d.storeConnection(x)
 		}
 		from = x
@@ -240,7 +242,7 @@ func (d *decoder) immediate(e kernelExpr) error {
 	return nil
 }
 
-// verdictOf decodes a verdict. The library is not used because it does not check the length.
+// verdictOf decodes a verdict. It does not use the library, which does not check the length of the data.
 func verdictOf(e kernelExpr) (v expr.Verdict, ok bool) {
 	if e.name != "immediate" {
 		return v, false
@@ -269,14 +271,14 @@ func (d *decoder) decide(e kernelExpr) error {
 	case expr.VerdictJump:
 		to := modelChain(v.Chain)
 		if to.Table != d.table || to.Hook != "" {
-			return fmt.Errorf("a jump to %s, of another table", v.Chain)
+			return fmt.Errorf("a jump to %s, a chain of another table of the model", v.Chain)
 		}
 		return d.setVerdict(iptables.Verdict{Action: iptables.Jump, Chain: to.Name})
 	}
 	return errWords
 }
 
-// setVerdict sets the verdict; a rule has only one.
+// setVerdict sets the verdict. It fails if the rule already has one.
 func (d *decoder) setVerdict(v iptables.Verdict) error {
 	if d.verdict.Action != "" {
 		return fmt.Errorf("%s after %s", v.Action, d.verdict.Action)
@@ -312,7 +314,7 @@ func (d *decoder) reject(e kernelExpr) error {
 	case d.match.Protocol == iptables.TCP && x.Type == unix.NFT_REJECT_TCP_RST:
 	case d.match.Protocol == iptables.UDP && x.Type == unix.NFT_REJECT_ICMPX_UNREACH && x.Code == icmpxPortUnreachable:
 	default:
-		return errors.New("a refusal of another kind")
+		return errors.New("an unexpected kind of reject")
 	}
 	return d.setVerdict(iptables.Verdict{Action: iptables.Reject})
 }
@@ -343,7 +345,7 @@ func (d *decoder) storeMark(x *expr.Meta) error {
 	return d.setVerdict(iptables.Verdict{Action: iptables.SetMark, Mark: m})
 }
 
-// markValue returns the mark that is stored: a constant, or the previous mark with some bits changed.
+// markValue returns the mark that the rule sets: a constant, or the previous mark with some bits changed.
 func (d *decoder) markValue() (iptables.Mark, bool) {
 	if b, ok := d.constant(4); ok {
 		return iptables.Mark{Value: binary.NativeEndian.Uint32(b), Mask: ^uint32(0)}, true

@@ -14,7 +14,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/iprange"
 )
 
-// compare decodes a condition on the register.
+// compare decodes an expression that compares the register.
 func (d *decoder) compare(e kernelExpr) error {
 	if d.verdict.Action != "" {
 		return fmt.Errorf("a condition after %s", d.verdict.Action)
@@ -34,7 +34,7 @@ func (d *decoder) compare(e kernelExpr) error {
 	return errWords
 }
 
-// values returns the values with which the register is compared.
+// values returns the values with which the expression compares the register. not reports a negated comparison.
 func (d *decoder) values(e kernelExpr) (values []interval, not bool, err error) {
 	switch e.name {
 	case "cmp":
@@ -62,8 +62,8 @@ func (d *decoder) values(e kernelExpr) (values []interval, not bool, err error) 
 	return values, x.Invert, err
 }
 
-// intervals returns a set's elements. The kernel lists them unsorted; an end element is the first value after its
-// interval.
+// intervals returns the elements of a set as intervals. The kernel lists elements unsorted. The end element of an interval
+// is the first value after it.
 func (s kernelSet) intervals() ([]interval, error) {
 	const known = unix.NFT_SET_ANONYMOUS | unix.NFT_SET_CONSTANT | unix.NFT_SET_INTERVAL
 	if s.flags&^known != 0 || len(s.elements) == 0 {
@@ -82,12 +82,12 @@ func (s kernelSet) intervals() ([]interval, error) {
 			out[len(out)-1].last, open = predecessor(e.value), false
 		case !e.end:
 			out, open = append(out, interval{e.value, bytes.Repeat([]byte{0xff}, len(e.value))}), true
-		} // an end without a start: some kernels add one at zero
+		} // ignore an end without a start: some kernels add one with value zero
 	}
 	return out, nil
 }
 
-// singleValue returns the value if there is exactly one.
+// singleValue returns the value if the list has exactly one. Otherwise it returns false.
 func singleValue(values []interval) ([]byte, bool) {
 	if len(values) != 1 || !values[0].isSingle() {
 		return nil, false
@@ -171,7 +171,7 @@ func (d *decoder) onPayload(from *expr.Payload, values []interval, not bool) err
 		offset, len uint32
 	}
 	m := &d.match
-	if d.mask != nil { // nft writes prefixes this way
+	if d.mask != nil { // nft encodes a prefix as a mask and a comparison
 		var ok bool
 		if values, ok = maskedPrefix(d.mask, d.xor, values); !ok {
 			return errWords
@@ -194,7 +194,8 @@ func (d *decoder) onPayload(from *expr.Payload, values []interval, not bool) err
 	return errWords
 }
 
-// maskedPrefix returns the interval of a value under a mask of leading bits.
+// maskedPrefix returns the address interval of a prefix, which is encoded as a mask of leading bits and a value. It returns
+// false for other masks.
 func maskedPrefix(mask, xor []byte, values []interval) ([]interval, bool) {
 	v, ok := singleValue(values)
 	if !ok || len(v) != len(mask) || len(bytes.Trim(xor, "\x00")) > 0 {

@@ -22,18 +22,18 @@ var stateBits = map[iptables.State]uint32{
 	iptables.Related: expr.CtStateBitRELATED, iptables.New: expr.CtStateBitNEW,
 }
 
-// conditions writes a rule's expressions from a match in canonical form.
+// conditions encodes a match in canonical form as expressions of a rule.
 type conditions struct {
 	*writer
 	batch *batch
 }
 
-// compare adds a comparison of register 1 with the data; the rule continues if it holds.
+// compare adds a comparison of register 1 with the data. If it does not hold, the kernel skips the rest of the rule.
 func (c *conditions) compare(op expr.CmpOp, data []byte) {
 	c.cmp(expr.Cmp{Op: op, Register: 1, Data: data})
 }
 
-// load loads a value into register 1.
+// load adds an expression that loads packet metadata into register 1.
 func (w *writer) load(key expr.MetaKey) { w.meta(expr.Meta{Key: key, Register: 1}) }
 
 func equal(not bool) expr.CmpOp {
@@ -43,7 +43,7 @@ func equal(not bool) expr.CmpOp {
 	return expr.CmpOpEq
 }
 
-// match adds the conditions in evaluation order: cheap ones first.
+// match adds the conditions. Those that the kernel evaluates fastest are first.
 func (c *conditions) match(m iptables.Match) error {
 	if err := c.family(m); err != nil {
 		return err
@@ -75,14 +75,15 @@ func (c *conditions) match(m iptables.Match) error {
 	return c.connection(m)
 }
 
-// family restricts address conditions to packets of their family, which have the address at the expected offset.
+// family adds the condition on the address family. Address conditions need it, because the offset of an address depends on
+// the family.
 func (c *conditions) family(m iptables.Match) error {
 	families := m.Families
 	for _, list := range [...][]netip.Prefix{m.Source, m.Destination} {
 		for _, p := range list {
 			of := familyOf(p)
 			if families != 0 && families != of {
-				return fmt.Errorf("its addresses are not of one family: %s", p)
+				return fmt.Errorf("its addresses have different families: %s", p)
 			}
 			families = of
 		}
@@ -101,7 +102,7 @@ func familyOf(p netip.Prefix) iptables.Families {
 	return iptables.IPv6
 }
 
-// nfproto returns the protocol number of a family; 0 for both and for none.
+// nfproto returns the kernel's number (NFPROTO) of a single family; 0 for both families and for none.
 func nfproto(f iptables.Families) byte {
 	switch f {
 	case iptables.IPv4:
@@ -183,7 +184,7 @@ func (c *conditions) ports(m iptables.Match) {
 	}
 }
 
-// mark compares the mark in register 1.
+// mark adds a comparison of the mark in register 1.
 func (c *conditions) mark(m iptables.Mark, not bool) {
 	if m.Mask != ^uint32(0) {
 		c.addExpression(masked(m.Mask, 0))
@@ -212,7 +213,7 @@ func (c *conditions) connection(m iptables.Match) error {
 	return nil
 }
 
-// masked is register 1 := register 1 & mask ^ xor.
+// masked returns the expression that sets register 1 to (register 1 & mask) ^ xor.
 func masked(mask, xor uint32) *expr.Bitwise {
 	return &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: host(mask), Xor: host(xor)}
 }

@@ -7,24 +7,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Frequent expressions are written here, rare ones by the library. The library needs a dozen allocations for each,
-// which in total took as long as the kernel's installation of the rules.
+// The frequent expressions are encoded here, and rare ones by the library. The library needs a dozen allocations for each
+// expression. If it encoded all of them, encoding would need as much time as the kernel needs to install the rules.
 
-// restart discards the written bytes.
+// restart discards the encoded attributes and the error.
 func (w *writer) restart() { w.out, w.failure = w.out[:0], nil }
 
-// addExpression writes an expression with the library.
+// addExpression adds an expression, encoded by the library.
 func (w *writer) addExpression(e expr.Any) {
 	at := w.nest(unix.NFTA_LIST_ELEM)
 	data, err := expr.Marshal(unix.NFPROTO_INET, e)
 	if err != nil {
-		w.failure = fmt.Errorf("encode %T: %w", e, err)
+		w.failure = fmt.Errorf("encoding %T: %w", e, err)
 	}
 	w.out = append(w.out, data...)
 	w.close(at)
 }
 
-// openExpression starts an expression with a name.
+// openExpression starts the named expression. It returns the offsets of the nested attributes that the caller must close.
 func (w *writer) openExpression(name string) (whole, about int) {
 	whole = w.nest(unix.NFTA_LIST_ELEM)
 	w.text(unix.NFTA_EXPR_NAME, name)
@@ -36,7 +36,7 @@ func (w *writer) done(whole, about int) {
 	w.close(whole)
 }
 
-// value writes an attribute with data.
+// value adds an attribute that contains data (NFTA_DATA_VALUE).
 func (w *writer) value(kind uint16, data []byte) {
 	at := w.nest(kind)
 	w.bytes(unix.NFTA_DATA_VALUE, data)
@@ -94,7 +94,7 @@ func (w *writer) immediate(e expr.Immediate) {
 	w.done(whole, about)
 }
 
-// redirect writes a redirect to the port in register 1.
+// redirect adds a redirect to the port in register 1.
 func (w *writer) redirect() {
 	whole, about := w.openExpression("redir")
 	w.number(unix.NFTA_REDIR_REG_PROTO_MIN, 1)

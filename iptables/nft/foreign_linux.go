@@ -14,9 +14,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Foreign returns the base chains of other programs, including iptables-nft, that packets of the namespace traverse. It
-// also returns the destinations that their rules name: test packets to other destinations would not reveal what these
-// rules do.
+// Foreign returns the base chains of other programs, including iptables-nft, that packets of the namespace traverse. It also
+// returns the destinations that their rules match, because only test packets to these destinations show the effect of such
+// rules.
 func (b *Backend) Foreign(ctx context.Context) (all []iptables.ForeignChain, err error) {
 	err = b.withLock(ctx, func(_ *Backend, c *conn) error {
 		for range maxAttempts {
@@ -29,7 +29,7 @@ func (b *Backend) Foreign(ctx context.Context) (all []iptables.ForeignChain, err
 	return all, err
 }
 
-// owner identifies a chain of any table.
+// owner identifies a table, or a chain of a table.
 type owner struct {
 	family       byte
 	table, chain string
@@ -44,7 +44,7 @@ func (c *conn) foreign() ([]iptables.ForeignChain, error) {
 	if err != nil {
 		return nil, err
 	}
-	named := map[owner][]iptables.NamedDestination{} // by table, because base chains jump to other chains of the table
+	named := map[owner][]iptables.NamedDestination{} // per table, because base chains jump to other chains of the table
 	count := map[owner]int{}
 	for _, r := range rules {
 		a := bodyOf(r)
@@ -108,8 +108,8 @@ func isOurIPTablesRule(chain string, rule kernelRule) bool {
 	})
 }
 
-// namedDestinations returns the ports and addresses that a rule names: each port with each address; a zero value if it
-// names none.
+// namedDestinations returns the destinations that a rule matches: each combination of its ports and addresses. If the rule
+// has no ports or no addresses, that field is zero.
 func (c *conn) namedDestinations(at owner, rule kernelRule) []iptables.NamedDestination {
 	var ports []uint16
 	var addresses []netip.Addr
@@ -129,7 +129,7 @@ func (c *conn) namedDestinations(at owner, rule kernelRule) []iptables.NamedDest
 				}
 			}
 			loaded = expr.Payload{}
-		case "match": // an iptables match: the name, and struct xt_tcp or xt_udp
+		case "match": // an iptables extension: its name, and its data (struct xt_tcp, xt_udp or xt_multiport_v1)
 			ports = append(ports, portOfMatch(e)...)
 		}
 	}
@@ -143,8 +143,8 @@ func isPort(p expr.Payload) bool {
 	return p.Base == expr.PayloadBaseTransportHeader && p.Offset == 2 && p.Len == 2
 }
 
-// destination returns the address in a comparison of the destination. For prefixes of whole bytes, only these bytes are
-// compared.
+// destination returns the address in a comparison of the destination address. nft compares only the leading bytes if the
+// prefix length is a multiple of 8; the missing bytes are then zero.
 func destination(p expr.Payload, value []byte) (a netip.Addr, ok bool) {
 	size := map[uint32]int{16: 4, 24: 16}[p.Offset]
 	if p.Base != expr.PayloadBaseNetworkHeader || len(value) == 0 || len(value) > size {
@@ -158,7 +158,7 @@ func portOfMatch(e kernelExpr) []uint16 {
 	return iptables.PortsOfExtension(a.text(unix.NFTA_MATCH_NAME), a.get(unix.NFTA_MATCH_INFO))
 }
 
-// comparedValues returns values that a condition names: the first of a range, and some of a set.
+// comparedValues returns values that a condition matches: the first value of a range, and up to maxSetElements of a set.
 func (c *conn) comparedValues(at owner, e kernelExpr) (values [][]byte) {
 	switch e.name {
 	case "cmp":
@@ -174,7 +174,7 @@ func (c *conn) comparedValues(at owner, e kernelExpr) (values [][]byte) {
 		if !e.decodeAs(e.name, x) {
 			return nil
 		}
-		elements, _ := c.elementsOf(int(at.family), at.table, x.SetName) // an unreadable set names nothing
+		elements, _ := c.elementsOf(int(at.family), at.table, x.SetName) // ignore a set that cannot be read
 		for _, v := range elements {
 			if !v.end {
 				values = append(values, v.value)
@@ -184,7 +184,7 @@ func (c *conn) comparedValues(at owner, e kernelExpr) (values [][]byte) {
 	return values[:min(len(values), maxSetElements)]
 }
 
-// Limits for the inspection of foreign rules.
+// maxSetElements is the maximum number of elements of another program's set that are tested.
 const maxSetElements = 8
 
 func combine(ports []uint16, addresses []netip.Addr) (all []iptables.NamedDestination) {

@@ -9,14 +9,14 @@ import (
 )
 
 const (
-	// Comments of kernel rules that the model does not have.
-	familiesID = "pilotfish/families"      // of the rule that accepts families to which the rule set does not apply
+	// Comments of kernel rules that are not in the model.
+	familiesID = "pilotfish/families"      // comment of the rule that accepts families to which the rule set does not apply
 	dropSuffix = " (nobody listens)"       // appended to the ID of the second rule of TPROXY
-	maxComment = 128 - len(dropSuffix) - 1 // nft's limit
+	maxComment = 128 - len(dropSuffix) - 1 // nft's limit, less the suffix and a zero byte
 )
 
-// base is what the kernel requires for a base chain in addition to its rules. The numbers are those of
-// linux/netfilter.h and linux/netfilter_ipv4.h.
+// base holds the properties of a base chain: type, hook and priority. The numbers are those of linux/netfilter.h and
+// linux/netfilter_ipv4.h.
 type base struct {
 	kind     string
 	hook     uint32
@@ -28,8 +28,8 @@ type stage struct {
 	hook  iptables.Hook
 }
 
-// bases lists the possible base chains. mangle's OUTPUT chain has type "route", so that the kernel repeats the route
-// lookup after a mark was set.
+// bases lists the supported base chains. The OUTPUT chain of mangle has type "route", so that the kernel repeats the route
+// lookup after a rule sets a mark.
 var bases = map[stage]base{
 	{iptables.Raw, iptables.Prerouting}:    {"filter", 0, -300},
 	{iptables.Raw, iptables.Output}:        {"filter", 3, -300},
@@ -42,12 +42,13 @@ var bases = map[stage]base{
 	{iptables.Filter, iptables.Output}:     {"filter", 3, 0},
 }
 
-// hooks maps the hook names of iptables.BaseName.
+// hooks maps the hook part of a name that iptables.BaseName returns to the hook.
 var hooks = map[string]iptables.Hook{
 	"prerouting": iptables.Prerouting, "input": iptables.Input, "forward": iptables.Forward, "output": iptables.Output,
 }
 
-// chainName returns a chain's name in the kernel, where chains of all tables of the model share one table.
+// chainName returns a chain's name in the kernel. The chains of all tables of the model are in one nftables table, so the
+// name includes the model's table.
 func chainName(c iptables.Chain) string {
 	if c.Hook != "" {
 		return iptables.BaseName(c.Table, c.Hook)
@@ -62,7 +63,7 @@ func jumpName(table iptables.Table, name string) string {
 	return string(table) + "_" + name
 }
 
-// modelChain is the inverse of chainName: it returns a chain without rules.
+// modelChain is the inverse of chainName. It returns a chain of the model, without rules.
 func modelChain(kernel string) iptables.Chain {
 	if prefix, after, found := strings.Cut(kernel, "_"); found {
 		t := iptables.Table(prefix)
@@ -79,7 +80,7 @@ func modelChain(kernel string) iptables.Chain {
 	return iptables.Chain{Table: iptables.NAT, Name: kernel}
 }
 
-// checkChains fails for chains that one table cannot hold.
+// checkChains returns an error if the rule set's chains cannot be installed in one nftables table.
 func checkChains(rules *iptables.RuleSet) error {
 	if rules.Families == 0 && len(rules.Chains) > 0 {
 		return errors.New("the rule set has no address family")
@@ -92,10 +93,10 @@ func checkChains(rules *iptables.RuleSet) error {
 		}
 		seen[name] = true
 		if _, known := bases[stage{c.Table, c.Hook}]; c.Hook != "" && !known {
-			return fmt.Errorf("chain %s: no base chain of this project has hook %s in table %s", c.Name, c.Hook, c.Table)
+			return fmt.Errorf("chain %s: hook %s is not supported in table %s", c.Name, c.Hook, c.Table)
 		}
 		if back := modelChain(name); back.Table != c.Table || back.Hook != c.Hook || back.Name != c.Name {
-			return fmt.Errorf("chain %s of table %s: another chain's name would be the same in one table", c.Name, c.Table)
+			return fmt.Errorf("chain %s of table %s: another chain has the same name in nftables", c.Name, c.Table)
 		}
 	}
 	return nil

@@ -1,10 +1,10 @@
-// Package nft installs rule sets with nftables over netlink: one table of family inet, changed in one kernel
-// transaction, without a program of the host.
+// Package nft installs rule sets with nftables over netlink. It uses one table of family inet, changes it in one kernel
+// transaction, and does not need a program of the host.
 //
-// A rule of the model is one kernel rule, whose comment is its ID. (A TPROXY rule is two: the second drops packets for
-// which the first finds no listener, which nftables would otherwise accept.) A list of several addresses, ports or IDs
-// is an anonymous set. Base chains are named by table and hook, such as nat_output. Other chains have Istio's name,
-// with the table as prefix if that is not nat: mangle_ISTIO_INBOUND.
+// A rule of the model becomes one kernel rule, whose comment is the rule's ID. A TPROXY rule becomes two: the second drops
+// packets for which the first finds no listener, which nftables would otherwise accept. A list of several addresses, ports
+// or IDs becomes an anonymous set. Base chains are named after table and hook, such as nat_output. Other chains have Istio's
+// name; outside the table nat, the table is a prefix: mangle_ISTIO_INBOUND.
 package nft
 
 import (
@@ -19,18 +19,18 @@ const Table = "pilotfish"
 // Name is the name of this back end.
 const Name = "nftables"
 
-// ErrUnsupported is wrapped by errors from a kernel without nftables, or without a feature of it that the rule set
-// needs. Nothing was changed then; iptables may work.
+// ErrUnsupported is wrapped by errors that report that the kernel does not support nftables, or a feature that the rule set
+// needs. The installed rules are then unchanged, and the iptables back end may work.
 var ErrUnsupported = errors.New("the kernel's nftables does not support this")
 
 // Config configures a back end.
 type Config struct {
-	// NetNS is a descriptor of the network namespace, which must stay open as long as the back end is used; 0 or less
-	// selects the calling thread's.
+	// NetNS is a file descriptor of the network namespace. It must remain open while the back end is used. 0 or less selects
+	// the calling thread's namespace.
 	NetNS int
-	// RulesOnly leaves routing unchanged by Apply and Clean, and unread by Read.
+	// RulesOnly disables changes and reads of routing.
 	RulesOnly bool
-	// Inject is for tests. It is called before each step of a change; an error makes the step fail.
+	// Inject is for tests. It is called before each step of a change; if it returns an error, the step fails.
 	Inject func(step string) error
 }
 

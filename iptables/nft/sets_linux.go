@@ -13,11 +13,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/iprange"
 )
 
-// key is a type of value in sets, by its number in nft.
+// key is the type of the values of a set.
 type key struct {
-	nft  uint32 // include/datatype.h of nft
+	nft  uint32 // number of the type in include/datatype.h of nft
 	size uint32
-	host bool // in the machine's byte order
+	host bool // values are in the machine's byte order
 }
 
 var (
@@ -31,7 +31,7 @@ var (
 // interval is a range of values, inclusive.
 type interval struct{ first, last []byte }
 
-// list is a condition: the value in register 1 must be one of the values, or none of them.
+// list is a condition: the value in register 1 must be one of the values or, if negated, none of them.
 type list struct {
 	key    key
 	values []interval // sorted and not adjacent
@@ -69,7 +69,7 @@ func idList(k key, ids []uint32, not bool) list {
 // isSingle reports whether the interval is one value.
 func (i interval) isSingle() bool { return string(i.first) == string(i.last) }
 
-// matchList compares register 1 with the list. It may add a set to the batch.
+// matchList adds a comparison of register 1 with the list. For several values, it adds a set to the batch.
 func (c *conditions) matchList(l list) {
 	op := equal(l.not)
 	switch {
@@ -83,8 +83,8 @@ func (c *conditions) matchList(l list) {
 	}
 }
 
-// matchIDs compares register 1 with IDs, matchPorts with ports, and matchAddresses with addresses. A single value, the
-// most common case, is compared without a list.
+// matchIDs adds a comparison of register 1 with IDs, matchPorts with ports, and matchAddresses with addresses. A single value
+// is compared directly, without a list, because it is the most common case.
 func (c *conditions) matchIDs(k key, ids []uint32, not bool) {
 	if len(ids) > 1 {
 		c.matchList(idList(k, ids, not))
@@ -118,7 +118,7 @@ func (c *conditions) matchAddresses(prefixes []netip.Prefix, not bool) {
 	}
 }
 
-// setName makes the kernel number anonymous sets.
+// setName is a name template for anonymous sets. The kernel replaces %d by a number.
 const setName = "__set%d"
 
 // set adds an anonymous set to the batch and returns its ID in the batch.
@@ -140,7 +140,7 @@ func (b *batch) set(l list) uint32 {
 			elements = append(elements, kernelElement{value: end, end: true})
 		}
 	}
-	order := uint32(2) // nft's number for big-endian; without it, nft prints numbers incorrectly
+	order := uint32(2) // nft's number for big-endian; nft needs the byte order to print the elements correctly
 	if l.key.host {
 		order = 1
 	}
@@ -154,14 +154,14 @@ func (b *batch) set(l list) uint32 {
 	description := b.nest(unix.NFTA_SET_DESC)
 	b.number(unix.NFTA_SET_DESC_SIZE, uint32(len(elements)))
 	b.close(description)
-	// Only this old tag: some versions of nft crash on user data that other versions write.
+	// Write only this old attribute: some versions of nft crash on newer ones.
 	b.bytes(unix.NFTA_SET_USERDATA, userdata.AppendUint32(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, order))
 	b.end(at)
 	b.elements(elements)
 	return b.sets
 }
 
-// elementsAtOnce limits the attribute that holds the elements to 64 KiB, the maximum size of an attribute.
+// elementsAtOnce is the maximum number of elements in one attribute, whose maximum size is 64 KiB.
 const elementsAtOnce = 1000
 
 func (b *batch) elements(all []kernelElement) {
@@ -179,7 +179,7 @@ func (b *batch) elements(all []kernelElement) {
 	}
 }
 
-// element writes a value, or the first value after an interval.
+// element adds a set element: the first value of an interval, or its end, which is the first value after the interval.
 func (b *batch) element(e kernelElement) {
 	at := b.nest(unix.NFTA_LIST_ELEM)
 	b.value(unix.NFTA_SET_ELEM_KEY, e.value)
@@ -189,7 +189,7 @@ func (b *batch) element(e kernelElement) {
 	b.close(at)
 }
 
-// successor returns the successor of a big-endian number; the maximum has none.
+// successor returns the big-endian number value + 1. It returns false if value is the maximum.
 func successor(value []byte) (next []byte, more bool) {
 	next = append(next, value...)
 	for i := len(next) - 1; i >= 0; i-- {
@@ -201,7 +201,7 @@ func successor(value []byte) (next []byte, more bool) {
 	return nil, false
 }
 
-// predecessor returns the predecessor of a nonzero number.
+// predecessor returns the big-endian number value - 1. value must not be zero.
 func predecessor(value []byte) []byte {
 	prev := append([]byte(nil), value...)
 	for i := len(prev) - 1; i >= 0; i-- {

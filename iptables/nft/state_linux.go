@@ -10,20 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// state is the kernel's state of our table.
+// state is the content of our table in the kernel.
 type state struct {
 	generation uint32
 	exists     bool
-	flags      uint32 // of the table; ours has none
+	flags      uint32 // flags of the table; 0 unless another program set them
 	chains     []kernelChain
 	sets       map[string]kernelSet
-	named      []string // sets that are not anonymous; none is ours
+	named      []string // sets that are not anonymous, which other programs added
 }
 
 type kernelChain struct {
 	name    string
-	base    *base // nil for other chains
-	accepts bool  // policy of a base chain
+	base    *base // nil if the chain is not a base chain
+	accepts bool  // the policy of the base chain is accept
 	rules   []kernelRule
 }
 
@@ -57,10 +57,10 @@ func (s *state) chain(name string) *kernelChain {
 	return nil
 }
 
-// maxAttempts limits how often the state is read while other processes change rules of the namespace.
+// maxAttempts is the maximum number of attempts to read the state while other processes change rules of the namespace.
 const maxAttempts = 20
 
-// readState reads a consistent snapshot of the state.
+// readState reads a consistent snapshot of our table.
 func (c *conn) readState(full bool) (*state, error) {
 	for range maxAttempts {
 		s, err := c.readStateOnce(full)
@@ -69,7 +69,7 @@ func (c *conn) readState(full bool) (*state, error) {
 		}
 		return s, err
 	}
-	return nil, fmt.Errorf("read table %s: %w %d times", Table, errInterrupted, maxAttempts)
+	return nil, fmt.Errorf("reading table %s: %w (%d attempts)", Table, errInterrupted, maxAttempts)
 }
 
 func (c *conn) readStateOnce(full bool) (*state, error) {
@@ -82,14 +82,14 @@ func (c *conn) readStateOnce(full bool) (*state, error) {
 		return s, err
 	}
 	if err := c.readChains(s); err != nil {
-		return nil, fmt.Errorf("read the chains of table %s: %w", Table, err)
+		return nil, fmt.Errorf("reading the chains of table %s: %w", Table, err)
 	}
 	if err := c.readSets(s, full); err != nil {
-		return nil, fmt.Errorf("read the sets of table %s: %w", Table, err)
+		return nil, fmt.Errorf("reading the sets of table %s: %w", Table, err)
 	}
 	if full {
 		if err := c.readRules(s); err != nil {
-			return nil, fmt.Errorf("read the rules of table %s: %w", Table, err)
+			return nil, fmt.Errorf("reading the rules of table %s: %w", Table, err)
 		}
 	}
 	if now, err := c.generation(); err != nil || now != generation {
@@ -98,14 +98,14 @@ func (c *conn) readStateOnce(full bool) (*state, error) {
 	return s, nil
 }
 
-// table looks up our table and its flags.
+// table looks up our table and returns its flags.
 func (c *conn) table() (exists bool, flags uint32, err error) {
 	answer, err := c.get(message{kind: unix.NFT_MSG_GETTABLE, body: text(unix.NFTA_TABLE_NAME, Table)})
 	if errors.Is(err, unix.ENOENT) {
 		return false, 0, nil
 	}
 	if err != nil {
-		return false, 0, fmt.Errorf("look for table %s: %w", Table, err)
+		return false, 0, fmt.Errorf("looking up table %s: %w", Table, err)
 	}
 	flags, _ = answer.number(unix.NFTA_TABLE_FLAGS)
 	return true, flags, nil
@@ -205,7 +205,7 @@ func (c *conn) readElements(set string) ([]kernelElement, error) {
 	return c.elementsOf(unix.NFPROTO_INET, Table, set)
 }
 
-// elementsOf reads the elements of a set of any table.
+// elementsOf returns the elements of a set of a table, which may be of another program.
 func (c *conn) elementsOf(family int, table, set string) ([]kernelElement, error) {
 	replies, err := c.request(message{kind: unix.NFT_MSG_GETSETELEM, flags: unix.NLM_F_DUMP, family: family, body: append(
 		text(unix.NFTA_SET_ELEM_LIST_TABLE, table), text(unix.NFTA_SET_ELEM_LIST_SET, set)...)})

@@ -9,7 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Text returns the rule set in the syntax of nft; `nft -f` installs the same rules as Apply, except routing.
+// Text returns the rule set in the syntax of nft. `nft -f` with this text installs the same rules as Apply, but not the
+// routing.
 func Text(rules *iptables.RuleSet) (string, error) {
 	if err := checkChains(rules); err != nil {
 		return "", err
@@ -51,7 +52,7 @@ func writeRule(b *strings.Builder, table iptables.Table, r *iptables.Rule) {
 	}
 }
 
-// words returns the conditions, in the order in which Apply writes them.
+// words returns the conditions in nft's syntax, in the order in which Apply encodes them.
 func words(m *iptables.Match) []string {
 	var w []string
 	add := func(holds bool, format string, args ...any) {
@@ -102,7 +103,7 @@ func addressWord(list []netip.Prefix) string {
 	return "ip6"
 }
 
-// set formats one value as itself, and several as an anonymous set.
+// set formats a single value without braces, and several values as an anonymous set.
 func set[T any](list []T, text func(T) string) string {
 	parts := make([]string, len(list))
 	for i, v := range list {
@@ -153,7 +154,7 @@ func verdictWords(table iptables.Table, r *iptables.Rule) string {
 	return strings.ToLower(string(v.Action))
 }
 
-// tproxyFamily returns the family keyword that nft requires if the conditions name addresses of one family.
+// tproxyFamily returns the keyword "ip" or "ip6", which nft requires for tproxy if the rule has conditions on addresses.
 func tproxyFamily(m *iptables.Match) string {
 	switch {
 	case len(m.Source) > 0:

@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// addVerdict writes the expressions of a verdict in a chain of a table.
+// addVerdict adds the expressions of a verdict. table is the model's table of the rule.
 func (w *writer) addVerdict(table iptables.Table, v iptables.Verdict, m iptables.Match) error {
 	switch v.Action {
 	case iptables.Return:
@@ -38,17 +38,17 @@ func (w *writer) addVerdict(table iptables.Table, v iptables.Verdict, m iptables
 		w.loadData(binary.NativeEndian.AppendUint16(nil, v.ZoneID))
 		w.addExpression(&expr.Ct{Key: expr.CtKeyZONE, Register: 1, SourceRegister: true})
 	default:
-		return fmt.Errorf("action %q is unknown", v.Action)
+		return fmt.Errorf("unknown action %q", v.Action)
 	}
 	return nil
 }
 
-// loadData loads the data into register 1.
+// loadData adds an expression that loads the data into register 1.
 func (w *writer) loadData(data []byte) { w.immediate(expr.Immediate{Register: 1, Data: data}) }
 
 func (w *writer) capture(v iptables.Verdict, m iptables.Match) error {
 	if m.Protocol == iptables.AnyProtocol {
-		return errors.New("a port to redirect to needs a protocol")
+		return errors.New("a redirect needs a protocol")
 	}
 	var port [2]byte
 	binary.BigEndian.PutUint16(port[:], v.Port)
@@ -73,7 +73,7 @@ func (w *writer) reject(m iptables.Match) error {
 	case iptables.UDP:
 		w.addExpression(&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: icmpxPortUnreachable})
 	default:
-		return errors.New("a refusal needs a protocol")
+		return errors.New("a reject needs a protocol")
 	}
 	return nil
 }

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Append appends a message to a datagram. The parts follow the message's header.
+// Append appends a netlink message to a datagram: its header, the parts, and padding.
 func Append(to []byte, kind, flags uint16, sequence uint32, parts ...[]byte) []byte {
 	size := unix.NLMSG_HDRLEN
 	for _, p := range parts {
@@ -17,7 +17,7 @@ func Append(to []byte, kind, flags uint16, sequence uint32, parts ...[]byte) []b
 	to = binary.NativeEndian.AppendUint16(to, kind)
 	to = binary.NativeEndian.AppendUint16(to, flags|unix.NLM_F_REQUEST)
 	to = binary.NativeEndian.AppendUint32(to, sequence)
-	to = append(to, 0, 0, 0, 0) // port 0: the kernel identifies the sender by the socket
+	to = append(to, 0, 0, 0, 0) // port ID 0: the kernel identifies the sender by its socket
 	for _, p := range parts {
 		to = append(to, p...)
 	}
@@ -27,7 +27,7 @@ func Append(to []byte, kind, flags uint16, sequence uint32, parts ...[]byte) []b
 	return to
 }
 
-// Reply is a message from the kernel.
+// Reply is a netlink message from the kernel.
 type Reply struct {
 	Kind, Flags uint16
 	Sequence    uint32

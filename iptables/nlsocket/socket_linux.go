@@ -18,23 +18,23 @@ type Socket struct {
 	deadline time.Time // deadline of the current request
 }
 
-// requestTimeout is the timeout of one request. It excludes the caller's work between requests, which has its own
-// limits, such as programs that wait for a lock.
+// requestTimeout is the timeout of one request. The time between requests, in which the caller may run programs, does not
+// count.
 const requestTimeout = 10 * time.Second
 
-// maxDatagram is the maximum size of a datagram from the kernel; those of dumps have 32 KiB (net/netlink/af_netlink.c).
+// maxDatagram is the maximum size of a datagram from the kernel. For dumps, the kernel uses 32 KiB (net/netlink/af_netlink.c).
 const maxDatagram = 64 << 10
 
 var buffers = sync.Pool{New: func() any { return new([maxDatagram]byte) }}
 
-// Dial opens a socket for a protocol (unix.NETLINK_ROUTE) in the network namespace of the calling thread. Each reply
-// has a timeout of 10 seconds; the limit is the deadline of all replies, unless it is zero.
+// Dial opens a socket for a netlink protocol, such as unix.NETLINK_ROUTE, in the network namespace of the calling thread.
+// Each request has a timeout of 10 seconds. If limit is not zero, it is the deadline of all requests.
 func Dial(protocol int, limit time.Time) (*Socket, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {
 		return nil, err
 	}
-	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1) // error replies omit the request
+	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1) // error replies do not include the request
 	s := &Socket{fd: fd, limit: limit}
 	s.resetDeadline()
 	left := unix.NsecToTimeval(max(time.Until(s.deadline), time.Millisecond).Nanoseconds())
@@ -45,7 +45,7 @@ func Dial(protocol int, limit time.Time) (*Socket, error) {
 	return s, nil
 }
 
-// resetDeadline resets the deadline for the next reply.
+// resetDeadline sets the deadline for the next request.
 func (s *Socket) resetDeadline() {
 	s.deadline = time.Now().Add(requestTimeout)
 	if !s.limit.IsZero() && s.limit.Before(s.deadline) {
@@ -56,10 +56,10 @@ func (s *Socket) resetDeadline() {
 // Close closes the socket.
 func (s *Socket) Close() error { return unix.Close(s.fd) }
 
-// Descriptor returns the file descriptor, which the socket continues to own.
+// Descriptor returns the file descriptor. The caller must not close it.
 func (s *Socket) Descriptor() int { return s.fd }
 
-// NextSequence returns the next sequence number.
+// NextSequence returns a new sequence number for a request.
 func (s *Socket) NextSequence() uint32 {
 	s.sequence++
 	return s.sequence
@@ -72,8 +72,8 @@ func (s *Socket) ReserveSequence(n uint32) (first uint32) {
 	return first
 }
 
-// SetBuffers sets the sizes of the send and receive buffers in bytes. Without the privilege, the system's limits apply
-// (sysctl net.core.wmem_max, net.core.rmem_max), and Send fails for larger datagrams.
+// SetBuffers sets the sizes of the send and receive buffers in bytes; 0 leaves a size unchanged. Without CAP_NET_ADMIN, the
+// sizes are limited by the sysctls net.core.wmem_max and net.core.rmem_max, and Send fails for larger datagrams.
 func (s *Socket) SetBuffers(toSend, toReceive int) {
 	if toSend > 0 && unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, toSend) != nil {
 		_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, toSend)
@@ -83,7 +83,7 @@ func (s *Socket) SetBuffers(toSend, toReceive int) {
 	}
 }
 
-// Send sends messages as one datagram to the kernel.
+// Send sends the messages to the kernel, as one datagram.
 func (s *Socket) Send(messages []byte) error {
 	s.resetDeadline()
 	for {
@@ -107,7 +107,7 @@ func (s *Socket) Receive() ([]Reply, error) {
 		case err != nil:
 			return nil, timeoutError(err)
 		case n == len(buffer):
-			return nil, fmt.Errorf("a kernel message has more than %d bytes", n)
+			return nil, fmt.Errorf("a datagram from the kernel has at least %d bytes", n)
 		case time.Now().After(s.deadline):
 			return nil, os.ErrDeadlineExceeded
 		}
@@ -123,12 +123,12 @@ func timeoutError(err error) error {
 	return err
 }
 
-// ErrInterrupted is returned if objects changed while they were listed. The list may then be inconsistent.
+// ErrInterrupted is returned if objects changed while the kernel listed them. The list may then be inconsistent.
 var ErrInterrupted = errors.New("the objects changed while they were listed")
 
-// Request sends a request and returns all replies. Errors of the kernel are of type syscall.Errno.
+// Request sends a request and returns all replies. If the kernel rejects the request, the error is a syscall.Errno.
 func (s *Socket) Request(kind, flags uint16, parts ...[]byte) ([]Reply, error) {
-	if flags&unix.NLM_F_DUMP != unix.NLM_F_DUMP { // in requests that change objects, one of these bits has another meaning
+	if flags&unix.NLM_F_DUMP != unix.NLM_F_DUMP { // compare both bits: in requests that change objects, each bit has another meaning
 		flags |= unix.NLM_F_ACK
 	}
 	sequence := s.NextSequence()
@@ -138,8 +138,8 @@ func (s *Socket) Request(kind, flags uint16, parts ...[]byte) ([]Reply, error) {
 	return s.readReplies(sequence)
 }
 
-// Get sends a request that has a single reply. It requests no ACK, so it is faster than Request. Errors of the kernel are
-// of type syscall.Errno.
+// Get sends a request that has a single reply. It does not request an ACK, so it is faster than Request. If the kernel
+// rejects the request, the error is a syscall.Errno.
 func (s *Socket) Get(kind uint16, parts ...[]byte) (Reply, error) {
 	sequence := s.NextSequence()
 	if err := s.Send(Append(nil, kind, 0, sequence, parts...)); err != nil {
@@ -162,8 +162,8 @@ func (s *Socket) Get(kind uint16, parts ...[]byte) (Reply, error) {
 	}
 }
 
-// readReplies reads all replies, even after an error: the kernel refuses another dump until the current one is read
-// (EBUSY).
+// readReplies reads all replies to a request. It also reads the rest of an interrupted dump, because the kernel rejects
+// another dump (EBUSY) until the current one is read completely.
 func (s *Socket) readReplies(sequence uint32) (all []Reply, err error) {
 	interrupted := false
 	for {

@@ -1,2 +1,2 @@
-// Package ownedtable creates nftables tables that the kernel removes when the process ends.
+// Package ownedtable creates nftables tables that the kernel removes when the process exits.
 package ownedtable

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Table creates a table of family inet in the network namespace of the calling thread, and replaces one of the same
-// name. Only the returned connection may change the table. The kernel removes it when the connection is closed (since
-// Linux 5.12; on older kernels, only Close removes it).
+// Table creates a table of family inet in the network namespace of the calling thread. It replaces an existing table with
+// the same name. Only the returned connection can change the table. The kernel removes the table when the connection is
+// closed. Kernels before 5.12 do not support this; there, only Close removes the table.
 func Table(name string) (*nftables.Conn, *nftables.Table, error) {
 	var raw *netlink.Conn
 	conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error { raw = c; return nil }))
@@ -19,7 +19,7 @@ func Table(name string) (*nftables.Conn, *nftables.Table, error) {
 		return nil, nil, err
 	}
 	t := &nftables.Table{Family: nftables.TableFamilyINet, Name: name}
-	const owner = 2 // NFT_TABLE_F_OWNER, which the library does not define
+	const owner = 2 // NFT_TABLE_F_OWNER
 	err = replace(raw, t, owner)
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
 		err = replace(raw, t, 0)
@@ -30,7 +30,7 @@ func Table(name string) (*nftables.Conn, *nftables.Table, error) {
 	return conn, t, nil
 }
 
-// Close removes the table, along with unsent changes of the connection.
+// Close removes the table and closes the connection. Changes that were not flushed have no effect.
 func Close(conn *nftables.Conn, t *nftables.Table) error {
 	conn.DelTable(t)
 	err := conn.Flush()
@@ -57,7 +57,7 @@ func replace(conn *netlink.Conn, t *nftables.Table, flags uint32) error {
 	end.Header.Type = unix.NFNL_MSG_BATCH_END
 	batch := []netlink.Message{
 		begin,
-		message(unix.NFT_MSG_NEWTABLE, netlink.Create, t.Family, named), // so that the deletion cannot fail
+		message(unix.NFT_MSG_NEWTABLE, netlink.Create, t.Family, named), // so that the table exists, and the deletion cannot fail
 		message(unix.NFT_MSG_DELTABLE, 0, t.Family, named),
 		message(unix.NFT_MSG_NEWTABLE, netlink.Create, t.Family, flagged),
 		end,
