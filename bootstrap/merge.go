@@ -4,31 +4,31 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// merge merges from into the document into, in place. It merges as Envoy merges --config-yaml: messages and maps are
+// merge merges change into base and returns base. It merges as Envoy merges --config-yaml: messages and maps are
 // merged, lists are appended to, single values are replaced. There are two additions: null removes a field, and a list
-// entry is merged into an existing entry of the same name. Envoy would reject the duplicate name.
-func merge(into, from tree, m protoreflect.MessageDescriptor) tree {
-	for key, value := range from {
+// entry is merged with an existing entry of the same name. Envoy would reject the duplicate name.
+func merge(base, change tree, m protoreflect.MessageDescriptor) tree {
+	for key, value := range change {
 		field := m.Fields().ByTextName(key)
 		if value == nil || field == nil {
-			mergeStruct(into, tree{key: value})
+			mergeStruct(base, tree{key: value})
 			continue
 		}
-		clearOtherOneofFields(into, field)
-		into[key] = mergeField(into[key], value, field)
+		clearOtherOneofFields(base, field)
+		base[key] = mergeField(base[key], value, field)
 	}
-	return into
+	return base
 }
 
 // clearOtherOneofFields removes the other members of the field's oneof.
-func clearOtherOneofFields(into tree, field protoreflect.FieldDescriptor) {
+func clearOtherOneofFields(base tree, field protoreflect.FieldDescriptor) {
 	one := field.ContainingOneof()
 	if one == nil {
 		return
 	}
 	for i := range one.Fields().Len() {
 		if rival := one.Fields().Get(i); rival != field {
-			delete(into, rival.TextName())
+			delete(base, rival.TextName())
 		}
 	}
 }
@@ -46,67 +46,67 @@ func mergeField(old, value any, field protoreflect.FieldDescriptor) any {
 }
 
 func mergeMessage(old, value any, m protoreflect.MessageDescriptor) any {
-	into, ok := old.(tree)
-	from, both := value.(tree)
+	base, ok := old.(tree)
+	change, both := value.(tree)
 	if !ok || !both {
 		return value
 	}
 	switch m.FullName() {
 	case "google.protobuf.Any":
-		return mergePacked(into, from)
+		return mergePacked(base, change)
 	case "google.protobuf.Struct":
-		return mergeStruct(into, from)
+		return mergeStruct(base, change)
 	}
-	return merge(into, from, m)
+	return merge(base, change, m)
 }
 
-// mergePacked merges from into a packed message. If from contains the type URL, it replaces the packed message.
-func mergePacked(into, from tree) any {
-	if _, anew := from[typeField]; anew {
-		return from
+// mergePacked merges change into the packed message base. If change contains a type URL, it replaces base.
+func mergePacked(base, change tree) any {
+	if _, anew := change[typeField]; anew {
+		return change
 	}
-	if m := packedDescriptor(into); m != nil {
-		return merge(into, from, m)
+	if m := packedDescriptor(base); m != nil {
+		return merge(base, change, m)
 	}
-	return mergeStruct(into, from)
+	return mergeStruct(base, change)
 }
 
 // mergeStruct merges the top-level keys of objects without a schema. As in Envoy, it replaces each value as a whole.
 // null removes the key.
-func mergeStruct(into, from tree) tree {
-	for key, value := range from {
+func mergeStruct(base, change tree) tree {
+	for key, value := range change {
 		if value == nil {
-			delete(into, key)
+			delete(base, key)
 		} else {
-			into[key] = value
+			base[key] = value
 		}
 	}
-	return into
+	return base
 }
 
 func mergeEntries(old, value any) any {
-	into, ok := old.(tree)
-	from, both := value.(tree)
+	base, ok := old.(tree)
+	change, both := value.(tree)
 	if !ok || !both {
 		return value
 	}
-	return mergeStruct(into, from)
+	return mergeStruct(base, change)
 }
 
 func mergeList(old, value any, m protoreflect.MessageDescriptor) any {
-	into, ok := old.([]any)
-	from, both := value.([]any)
+	base, ok := old.([]any)
+	change, both := value.([]any)
 	if !ok || !both {
 		return value
 	}
-	for _, entry := range from {
-		if i := indexOfSameName(into, entry, m); i >= 0 {
-			into[i] = mergeMessage(into[i], entry, m)
+	for _, entry := range change {
+		if i := indexOfSameName(base, entry, m); i >= 0 {
+			base[i] = mergeMessage(base[i], entry, m)
 		} else {
-			into = append(into, entry)
+			base = append(base, entry)
 		}
 	}
-	return into
+	return base
 }
 
 // indexOfSameName returns the index of the list's entry with the same name, or -1.

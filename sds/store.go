@@ -346,7 +346,7 @@ func (s *store) readSecret(e *fileSecret) (changed bool) {
 // recordResult records the result of reading a resource's files. The caller holds s.mu.
 func (s *store) recordResult(e *fileSecret, changed bool, err error) bool {
 	if err != nil {
-		if problem := err.Error(); problem != e.problem { // once per cause, not per attempt
+		if problem := err.Error(); problem != e.problem { // log once per cause, not for each attempt
 			e.problem = problem
 			s.metrics.secretFailures.Inc()
 			s.log.Warn("a secret cannot be read from its files", "name", e.name, "error", err, "lastGoodServed", e.secret != nil)

@@ -331,7 +331,7 @@ func TestFiveMillionSeriesNeedNoMemory(t *testing.T) {
 	if counter.lines < 5_000_000 {
 		t.Errorf("%d lines", counter.lines)
 	}
-	if most.Load() > 32<<20 { // this includes the test's client and application
+	if most.Load() > 32<<20 { // the heap includes that of the test's client and application
 		t.Errorf("the heap grew to %d MB", most.Load()>>20)
 	}
 }

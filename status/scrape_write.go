@@ -112,7 +112,7 @@ func (s *source) begin(m *exposition.Merger, rename bool) {
 	switch s.kind {
 	case sourceEnvoy:
 		from.Cut, from.Help = bareNames, envoyHelp
-	case sourceApplication: // readers of text format warn about repeated series; readers of OpenMetrics reject the whole scrape
+	case sourceApplication: // readers of OpenMetrics reject a scrape with repeated series; readers of text format only warn
 		from.Once = m.Format() == exposition.OpenMetrics
 	}
 	s.copying = m.Begin(s, from)

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// socketDomain is the last label of host names that encode the path of a Unix socket.
+// socketDomain is the last label of host names that encode the path of a unix socket.
 const socketDomain = ".unix"
 
 // SocketHost returns a host name for URLs that encodes the path of a unix socket. LocalhostDialer connects to that

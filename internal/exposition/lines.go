@@ -83,7 +83,7 @@ func (l *lines) fill() {
 	if l.limit > 0 {
 		room = room[:min(int64(len(room)), l.limit-l.bytes+1)]
 	}
-	for range 100 { // an io.Reader may return no bytes, but not forever
+	for range 100 { // an io.Reader may return 0 bytes without an error, but not endlessly
 		n, err := l.from.Read(room)
 		l.end += n
 		l.bytes += int64(n)

@@ -304,7 +304,8 @@ func (c *copier) validLabels(s *sample) bool {
 	return !has || !exported
 }
 
-// numericLabel returns the name of the label whose value must be a number, or "".
+// numericLabel returns the name of the label that must contain a number in samples of this type (quantile or le), or
+// "".
 func (c *copier) numericLabel() string {
 	switch c.numbered {
 	case summary:

@@ -121,7 +121,8 @@ func (r *reader) close() {
 	r.known, r.opened = false, false
 }
 
-// readLine handles one line.
+// readLine handles a comment or a sample. It returns errWaits if the sample begins a family before which reading
+// pauses.
 func (r *reader) readLine(line []byte) error {
 	start := blanks(line, 0)
 	if start == len(line) {

@@ -47,7 +47,7 @@ func TestWriterEscapesWhateverTheWritesAre(t *testing.T) {
 			}
 			want := c.lines
 			if name == "a character that is cut off" {
-				want = "a" // the rest may follow
+				want = "a" // the rest of the character may follow in the next write
 			}
 			if out.String() != want {
 				t.Errorf("%s in writes of %d bytes: %q, want %q", name, size, out.String(), want)
