@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// builtins are the functions of text/template and of Istio's bootstrap, and the sprig functions that bootstrap
+// builtins contains the functions of text/template and of Istio's bootstrap, and the sprig functions that bootstrap
 // templates use.
 var builtins = map[string]Func{
 	"not":      func(a ...any) (any, error) { return !isTrue(argOrNil(a, 0)), nil },
@@ -200,7 +200,7 @@ func printf(args ...any) (any, error) {
 	return Raw(result), nil
 }
 
-// limitWidths limits widths in a format to three digits, because larger ones would only fill memory.
+// limitWidths limits widths in a format string to three digits. Larger widths would only use memory.
 func limitWidths(format string) string {
 	digits := 0
 	return strings.Map(func(r rune) rune {
@@ -325,7 +325,7 @@ func end(args []any, last bool) (any, error) {
 func toInt(args ...any) (any, error) {
 	f, err := toNumber(argOrNil(args, 0))
 	if err != nil {
-		return int64(0), nil // as sprig has it
+		return int64(0), nil // as in sprig
 	}
 	return int64(f), checkArgCount(args, 1)
 }

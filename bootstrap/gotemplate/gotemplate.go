@@ -1,12 +1,12 @@
 // Package gotemplate executes Go templates whose data are plain values: maps, lists, strings, numbers and booleans.
 //
 // It parses templates with text/template/parse and executes them itself. text/template calls methods by names that are
-// known only at run time, so the linker cannot remove any method of any type. That makes the program half as large
-// again (9 MB, in every pod).
+// known only at run time, so with it the linker cannot remove any method of any type. That would make the program half
+// as large again (9 MB, in every pod).
 //
 // It behaves as text/template, with these differences. Methods cannot be called. The use of an unknown name is an
-// error, instead of "<no value>". Strings from the data are escaped as in JSON, because templates of JSON quote them;
-// the results of functions are not escaped.
+// error, instead of "<no value>". Strings from the data are escaped as in JSON, because templates of JSON quote them.
+// The results of functions are not escaped.
 package gotemplate
 
 import (
@@ -25,8 +25,8 @@ const (
 	maxInput  = 1 << 20
 	maxOutput = 4 << 20
 	maxSteps  = 1 << 20
-	maxDepth  = 100     // of templates within templates
-	stepBytes = 1 << 10 // of a function's result cost as much as one step
+	maxDepth  = 100     // maximum nesting of templates
+	stepBytes = 1 << 10 // bytes of a function's result that are counted as one step
 )
 
 // Func is a function that a template can call. The template writes a result of type Raw verbatim, and escapes a string.
@@ -35,11 +35,11 @@ type Func func(args ...any) (any, error)
 // Raw is text that is written without escaping.
 type Raw string
 
-// IsTemplate reports whether a text is a template, that is, contains an action.
+// IsTemplate reports whether a text contains a template action ({{ … }}).
 func IsTemplate(text string) bool { return strings.Contains(text, "{{") }
 
-// HasOptions reports whether a text appears to be a template. It is stricter than Is, because YAML may contain "{{"
-// too.
+// HasOptions reports whether a text refers to template options. It is stricter than IsTemplate, because YAML may also
+// contain "{{".
 func HasOptions(text string) bool {
 	return slices.ContainsFunc([]string{"{{ .", "{{.", "{{-", "{{ if", "{{if"}, func(mark string) bool { return strings.Contains(text, mark) })
 }
@@ -82,7 +82,8 @@ func parseAll(name, text string, functions map[string]Func) (map[string]*parse.T
 	return trees, nil
 }
 
-// lazy are the functions that evaluate an argument only if the earlier ones do not determine the result.
+// lazy contains the functions (and, or) whose later arguments are evaluated only if the earlier ones do not determine
+// the result.
 var lazy = []string{"and", "or"}
 
 type variable struct {
@@ -101,7 +102,7 @@ type run struct {
 	at        parse.Pos
 }
 
-// Errors that end a loop, or one iteration of it.
+// Errors that implement {{break}} and {{continue}}.
 var (
 	errBreak    = errors.New("{{break}} outside of a {{range}}")
 	errContinue = errors.New("{{continue}} outside of a {{range}}")
@@ -187,7 +188,7 @@ func (r *run) branch(n *parse.BranchNode, dot any, with bool) error {
 	return r.list(n.List, dot)
 }
 
-// popVariables drops the variables of a block.
+// popVariables removes the variables that a block declared.
 func (r *run) popVariables(n int) { r.vars = r.vars[:n] }
 
 func (r *run) loop(n *parse.RangeNode, dot any) error {
@@ -390,7 +391,7 @@ func (r *run) variable(n *parse.VariableNode) (any, error) {
 func (r *run) field(names []string, value any, at parse.Pos) (any, error) {
 	for i, name := range names {
 		if value == nil {
-			return nil, nil // as an unset option
+			return nil, nil // an unset option
 		}
 		m, ok := value.(map[string]any)
 		if !ok {

@@ -176,8 +176,8 @@ func unwrapRaw(value any) any {
 	return value
 }
 
-// sizeOf returns the approximate size of a value's text. It stops at bound, because a list may contain another many
-// times.
+// sizeOf returns the approximate size of a value's text. It stops at bound, because a list may contain the same list
+// many times.
 func sizeOf(value any, bound int) int {
 	size := 1
 	switch v := value.(type) {
