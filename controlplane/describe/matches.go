@@ -57,7 +57,7 @@ func contextText(port uint32, labels map[string]string, namespace string, gatewa
 		parts = append(parts, fmt.Sprintf("port %d", port))
 	}
 	if len(labels) > 0 {
-		parts = append(parts, "clients with the labels "+labelText(labels))
+		parts = append(parts, "clients with the labels "+config.FormatLabels(labels))
 	}
 	if namespace != "" {
 		parts = append(parts, "clients in namespace "+namespace)
@@ -120,12 +120,4 @@ func joinAll(parts []string, none string) string {
 		return none
 	}
 	return strings.Join(parts, " and ")
-}
-
-func labelText(labels map[string]string) string {
-	var out []string
-	for _, name := range slices.Sorted(maps.Keys(labels)) {
-		out = append(out, name+"="+labels[name])
-	}
-	return strings.Join(out, ",")
 }

@@ -6,6 +6,8 @@ import (
 
 	security "istio.io/api/security/v1beta1"
 	typev1beta1 "istio.io/api/type/v1beta1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 // policyText describes what an AuthorizationPolicy matches, rule by rule. A rule matches if one of its sources and one
@@ -130,5 +132,5 @@ func selectorText(labels map[string]string) []string {
 	if len(labels) == 0 {
 		return nil
 	}
-	return []string{"for workloads with the labels " + labelText(labels)}
+	return []string{"for workloads with the labels " + config.FormatLabels(labels)}
 }

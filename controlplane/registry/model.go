@@ -126,6 +126,16 @@ func (s *Service) WithAliases() iter.Seq[*Service] {
 	}
 }
 
+// IsKnownAs reports whether a namespace can see the service under this host name, which may be that of an alias.
+func (s *Service) IsKnownAs(host, namespace string) bool {
+	for known := range s.WithAliases() {
+		if known.Hostname == host && known.VisibleTo(namespace) && s.VisibleTo(namespace) {
+			return true
+		}
+	}
+	return false
+}
+
 // Port returns the port with a number. If a UDP port has the same number, as for DNS and HTTP/3, it returns the TCP
 // port.
 func (s *Service) Port(number uint32) (Port, bool) {

@@ -88,7 +88,7 @@ func (d *delegates) mergeRoute(root, delegated *networking.HTTPRoute, namespace 
 	out := proto.Clone(delegated).(*networking.HTTPRoute)
 	d.qualify(out, namespace)
 	var possible bool
-	if out.Match, possible = mergeMatches(root.GetMatch(), delegated.GetMatch()); !possible {
+	if out.Match, possible = MergeMatches(root.GetMatch(), delegated.GetMatch()); !possible {
 		return nil
 	}
 	rest := proto.Clone(root).(*networking.HTTPRoute)
@@ -127,9 +127,9 @@ func (d *delegates) qualify(r *networking.HTTPRoute, namespace string) {
 	}
 }
 
-// mergeMatches returns all combinations of a root match and a delegated match that one request can fulfil. An empty
+// MergeMatches returns all combinations of a root match and a delegated match that one request can fulfil. An empty
 // list matches everything.
-func mergeMatches(roots, delegated []*networking.HTTPMatchRequest) (joined []*networking.HTTPMatchRequest, possible bool) {
+func MergeMatches(roots, delegated []*networking.HTTPMatchRequest) (joined []*networking.HTTPMatchRequest, possible bool) {
 	switch {
 	case len(roots) == 0:
 		return delegated, true

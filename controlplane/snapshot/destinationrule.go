@@ -39,6 +39,12 @@ type Traffic struct {
 	RetryBudget   *networking.TrafficPolicy_RetryBudget
 }
 
+// DocumentTraffic returns the policy that one document specifies for a port of a subset ("" for the host).
+func DocumentTraffic(spec *networking.DestinationRule, subset string, port uint32) Traffic {
+	d := DestinationRule{policy: spec.GetTrafficPolicy(), Subsets: spec.GetSubsets()}
+	return d.Traffic(subset, port)
+}
+
 // Subset returns a subset by name, or nil. d may be nil.
 func (d *DestinationRule) Subset(name string) *networking.Subset {
 	if d == nil {
@@ -154,7 +160,7 @@ func newDestinationRules(prev *destinationRules, resources []*config.Resource, r
 		}
 		old := prev.inNamespace(namespace)
 		rules := old
-		if !sameNames || !equalPointers(old.from, resources[:n]) {
+		if !sameNames || !slices.Equal(old.from, resources[:n]) {
 			rules = newNamespaceRules(old, resources[:n], resolve, defaultExportTo)
 			sameSubsets = sameSubsets && old != &noRules && maps.EqualFunc(rules.subsets, old.subsets, slices.Equal)
 		}
@@ -184,10 +190,10 @@ func (r *destinationRules) subsetNames() map[string][]string {
 
 func newNamespaceRules(prev *namespaceRules, resources []*config.Resource, resolve resolver, defaultExportTo []string) *namespaceRules {
 	groups := map[ruleKey]*DestinationRule{}
-	for _, r := range sortByAge(resources) {
+	for _, r := range config.SortByAge(resources) {
 		spec := r.Spec.(*networking.DestinationRule)
 		host := resolve(spec.GetHost(), r.Namespace)
-		selector := labelText(spec.GetWorkloadSelector().GetMatchLabels())
+		selector := config.FormatLabels(spec.GetWorkloadSelector().GetMatchLabels())
 		addRule(groups, ruleKey{r.Namespace, host, localKey, selector}, r, nil)
 		if selector != "" {
 			continue // a rule with a selector applies only in its own namespace, regardless of exportTo
@@ -199,7 +205,7 @@ func newNamespaceRules(prev *namespaceRules, resources []*config.Resource, resol
 		addRule(groups, ruleKey{r.Namespace, host, exportKey(exportTo), ""}, r, exportTo)
 	}
 	for _, old := range prev.all { // reuse rules that were merged from the same documents
-		if d := groups[old.key]; d != nil && equalPointers(d.From, old.From) {
+		if d := groups[old.key]; d != nil && slices.Equal(d.From, old.From) {
 			groups[old.key] = old
 		}
 	}
@@ -343,6 +349,17 @@ func (r *destinationRules) forCaller(namespace string, labels map[string]string)
 
 func (d *DestinationRule) selector() map[string]string {
 	return d.From[0].Spec.(*networking.DestinationRule).GetWorkloadSelector().GetMatchLabels()
+}
+
+// DestinationRules returns the rules for clients in the rules' own namespaces, sorted by namespace, host and selector.
+func (s *Snapshot) DestinationRules() []*DestinationRule {
+	return slices.DeleteFunc(slices.Clone(s.index.destinationRules.all), func(d *DestinationRule) bool { return d.key.exportTo != localKey })
+}
+
+// DestinationRule returns the rule for calls from a namespace to a service, or nil. Rules with a workload selector apply
+// only to some clients and are not considered.
+func (s *Snapshot) DestinationRule(namespace string, svc *registry.Service) *DestinationRule {
+	return s.index.destinationRules.lookup(namespace, svc.Hostname, svc.Namespace)
 }
 
 // HasConsistentHashing reports whether any DestinationRule uses consistent hashing.

@@ -7,27 +7,27 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// destinationRef is a destination with its position in the document.
-type destinationRef struct {
+// DestinationRef is a destination with its position in the document.
+type DestinationRef struct {
 	list        string // http, tcp or tls
 	route       int
 	field       string
 	index       int // index in the field, or -1 if the field is not a list
-	destination *networking.Destination
+	Destination *networking.Destination
 }
 
-// path returns the field path of the destination. It is computed only for findings, because most destinations have
+// Path returns the field path of the destination. It is computed only for findings, because most destinations have
 // none.
-func (p destinationRef) path() string {
+func (p DestinationRef) Path() string {
 	if p.index < 0 {
 		return fmt.Sprintf("spec.%s[%d].%s", p.list, p.route, p.field)
 	}
 	return fmt.Sprintf("spec.%s[%d].%s[%d].destination", p.list, p.route, p.field, p.index)
 }
 
-// destinations returns all destinations of a VirtualService.
-func destinations(vs *networking.VirtualService) iter.Seq[destinationRef] {
-	return func(yield func(destinationRef) bool) {
+// Destinations returns all destinations of a VirtualService.
+func Destinations(vs *networking.VirtualService) iter.Seq[DestinationRef] {
+	return func(yield func(DestinationRef) bool) {
 		for i, r := range vs.GetHttp() {
 			if !httpDestinations(i, r, yield) {
 				return
@@ -46,26 +46,26 @@ func destinations(vs *networking.VirtualService) iter.Seq[destinationRef] {
 	}
 }
 
-func httpDestinations(i int, r *networking.HTTPRoute, yield func(destinationRef) bool) (more bool) {
+func httpDestinations(i int, r *networking.HTTPRoute, yield func(DestinationRef) bool) (more bool) {
 	for j, d := range r.GetRoute() {
-		if !yield(destinationRef{"http", i, "route", j, d.GetDestination()}) {
+		if !yield(DestinationRef{"http", i, "route", j, d.GetDestination()}) {
 			return false
 		}
 	}
-	if r.GetMirror() != nil && !yield(destinationRef{"http", i, "mirror", -1, r.GetMirror()}) {
+	if r.GetMirror() != nil && !yield(DestinationRef{"http", i, "mirror", -1, r.GetMirror()}) {
 		return false
 	}
 	for j, m := range r.GetMirrors() {
-		if !yield(destinationRef{"http", i, "mirrors", j, m.GetDestination()}) {
+		if !yield(DestinationRef{"http", i, "mirrors", j, m.GetDestination()}) {
 			return false
 		}
 	}
 	return true
 }
 
-func l4Destinations(list string, i int, routes []*networking.RouteDestination, yield func(destinationRef) bool) (more bool) {
+func l4Destinations(list string, i int, routes []*networking.RouteDestination, yield func(DestinationRef) bool) (more bool) {
 	for j, d := range routes {
-		if !yield(destinationRef{list, i, "route", j, d.GetDestination()}) {
+		if !yield(DestinationRef{list, i, "route", j, d.GetDestination()}) {
 			return false
 		}
 	}

@@ -9,7 +9,7 @@ import (
 // EgressListener is an egress listener of a Sidecar that specifies a port.
 type EgressListener struct {
 	*networking.IstioEgressListener
-	hosts egressHosts
+	hosts EgressHosts
 }
 
 // IsBound reports whether the listener has its own socket. Otherwise it receives redirected traffic.
@@ -22,10 +22,10 @@ func (sc *Scope) IsVisibleFrom(l EgressListener, svc *registry.Service) bool {
 	return sc.isAmong(l.hosts, svc)
 }
 
-// containsAny reports whether the hosts contain the service's name or one of its aliases.
-func (e egressHosts) containsAny(svc *registry.Service) bool {
+// ContainsService reports whether the hosts contain the service's name or one of its aliases.
+func (e EgressHosts) ContainsService(svc *registry.Service) bool {
 	for known := range svc.WithAliases() {
-		if e.contains(known.Namespace, known.Hostname) {
+		if e.Contains(known.Namespace, known.Hostname) {
 			return true
 		}
 	}
@@ -33,9 +33,9 @@ func (e egressHosts) containsAny(svc *registry.Service) bool {
 }
 
 // isAmong reports whether the hosts contain a name of a service that the scope can see.
-func (sc *Scope) isAmong(hosts egressHosts, svc *registry.Service) bool {
+func (sc *Scope) isAmong(hosts EgressHosts, svc *registry.Service) bool {
 	for known := range sc.VisibleNames(svc) {
-		if hosts.contains(known.Namespace, known.Hostname) {
+		if hosts.Contains(known.Namespace, known.Hostname) {
 			return true
 		}
 	}
@@ -45,15 +45,15 @@ func (sc *Scope) isAmong(hosts egressHosts, svc *registry.Service) bool {
 // portEgress contains, by port, which services the egress listeners of a Sidecar make visible.
 type portEgress struct {
 	listeners []EgressListener // listeners with a port
-	captured  map[uint32]egressHosts
-	others    egressHosts // hosts for ports without a listener
+	captured  map[uint32]EgressHosts
+	others    EgressHosts // hosts for ports without a listener
 }
 
 // newPortEgress returns nil if no listener has a port. The visibility of services does not depend on the port then.
 func newPortEgress(spec *networking.Sidecar, namespace string) *portEgress {
-	p := &portEgress{captured: map[uint32]egressHosts{}}
+	p := &portEgress{captured: map[uint32]EgressHosts{}}
 	for _, listener := range spec.GetEgress() {
-		one := newEgress(&networking.Sidecar{Egress: []*networking.IstioEgressListener{listener}}, namespace)
+		one := NewEgressHosts(&networking.Sidecar{Egress: []*networking.IstioEgressListener{listener}}, namespace)
 		number := listener.GetPort().GetNumber()
 		if number == 0 {
 			p.others.listeners = append(p.others.listeners, one.listeners...)

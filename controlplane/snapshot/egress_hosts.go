@@ -7,9 +7,9 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// egressHosts contains the hosts that a Sidecar's egress listeners import. A host is imported if one of the listeners
+// EgressHosts contains the hosts that a Sidecar's egress listeners import. A host is imported if one of the listeners
 // imports it.
-type egressHosts struct {
+type EgressHosts struct {
 	all       bool
 	listeners []listenerHosts
 }
@@ -20,14 +20,15 @@ type listenerHosts struct{ included, excluded []egressHost }
 
 type egressHost struct{ namespace, host string }
 
-var allHosts = egressHosts{all: true}
+var allHosts = EgressHosts{all: true}
 
-// newEgress returns allHosts for a Sidecar without egress listeners.
-func newEgress(spec *networking.Sidecar, namespace string) egressHosts {
+// NewEgressHosts returns the hosts that the egress listeners of a Sidecar in the namespace import. A Sidecar without
+// egress listeners imports all hosts.
+func NewEgressHosts(spec *networking.Sidecar, namespace string) EgressHosts {
 	if len(spec.GetEgress()) == 0 {
 		return allHosts
 	}
-	var e egressHosts
+	var e EgressHosts
 	for _, listener := range spec.GetEgress() {
 		var hosts listenerHosts
 		for _, text := range listener.GetHosts() {
@@ -58,7 +59,8 @@ func parseEgressHost(text, ownNamespace string) (h egressHost, excluded bool) {
 	return egressHost{namespace, host}, excluded
 }
 
-func (e egressHosts) contains(namespace, host string) bool {
+// Contains reports whether a host, which may be a wildcard, of a document in the namespace is imported.
+func (e EgressHosts) Contains(namespace, host string) bool {
 	return e.all || slices.ContainsFunc(e.listeners, func(l listenerHosts) bool { return l.imports(namespace, host) })
 }
 
@@ -66,6 +68,6 @@ func (e egressHosts) contains(namespace, host string) bool {
 // included host, and excluded if an excluded host matches all of it.
 func (l listenerHosts) imports(namespace, host string) bool {
 	inNamespace := func(h egressHost) bool { return h.namespace == "*" || h.namespace == namespace }
-	return slices.ContainsFunc(l.included, func(h egressHost) bool { return inNamespace(h) && overlapHosts(h.host, host) }) &&
+	return slices.ContainsFunc(l.included, func(h egressHost) bool { return inNamespace(h) && HostsOverlap(h.host, host) }) &&
 		!slices.ContainsFunc(l.excluded, func(h egressHost) bool { return inNamespace(h) && MatchHost(h.host, host) })
 }

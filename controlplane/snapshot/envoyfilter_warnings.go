@@ -83,8 +83,8 @@ func (n *notes) byFilter() map[*config.Resource]map[config.Problem]bool {
 	return out
 }
 
-// notedProblems returns the problems that were recorded by RecordNotes.
-func (s *Snapshot) notedProblems() []config.Problem {
+// EnvoyFilterProblems returns the problems that Note and RecordNotes recorded, at most maxNotes for each EnvoyFilter.
+func (s *Snapshot) EnvoyFilterProblems() []config.Problem {
 	if s.envoyFilters == nil {
 		return nil
 	}

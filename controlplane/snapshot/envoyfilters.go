@@ -66,7 +66,7 @@ func newEnvoyFilters(prev *envoyFilters, resources []*config.Resource, root stri
 		}
 	}
 	index := &envoyFilters{root: root, byNamespace: map[string][]*EnvoyFilter{}}
-	for _, r := range sortByAge(resources) {
+	for _, r := range config.SortByAge(resources) {
 		f := known[r]
 		if f == nil {
 			f = &EnvoyFilter{Resource: r, Spec: r.Spec.(*networking.EnvoyFilter)}

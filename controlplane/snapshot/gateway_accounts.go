@@ -27,6 +27,11 @@ func (s *Snapshot) IsGatewayAccount(g Gateway, namespace, account string) bool {
 	return s.anyGatewayAccount(g, namespace, func(known string) bool { return known == account })
 }
 
+// HasGatewayAccount reports whether any service account may receive the Secrets in a namespace to which a Gateway refers.
+func (s *Snapshot) HasGatewayAccount(g Gateway, namespace string) bool {
+	return s.anyGatewayAccount(g, namespace, func(known string) bool { return known != "" })
+}
+
 func (s *Snapshot) anyGatewayAccount(g Gateway, namespace string, matches func(account string) bool) bool {
 	if s.gatewayAccounts == nil {
 		return true

@@ -27,9 +27,12 @@ func (s *Snapshot) Gateways(labels map[string]string) []Gateway {
 	return out
 }
 
+// AllGateways returns the Gateways of all routers, oldest first.
+func (s *Snapshot) AllGateways() []Gateway { return s.gateways }
+
 func newGateways(resources []*config.Resource) []Gateway {
 	var out []Gateway
-	for _, r := range sortByAge(resources) {
+	for _, r := range config.SortByAge(resources) {
 		out = append(out, Gateway{Resource: r, Spec: r.Spec.(*networking.Gateway)})
 	}
 	return out

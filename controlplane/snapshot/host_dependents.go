@@ -76,8 +76,8 @@ func (c *hostDependents) addWrittenNames(r *config.Resource) {
 	for _, host := range spec.GetHosts() {
 		c.writtenNames[strings.TrimSuffix(host, ".")] = struct{}{}
 	}
-	for d := range destinations(spec) {
-		c.writtenNames[strings.TrimSuffix(d.destination.GetHost(), ".")] = struct{}{}
+	for d := range Destinations(spec) {
+		c.writtenNames[strings.TrimSuffix(d.Destination.GetHost(), ".")] = struct{}{}
 	}
 }
 
@@ -126,8 +126,8 @@ func (c *hostDependents) addRoutes(v *VirtualService, resolve resolver) {
 		c.delegatingRules = append(c.delegatingRules, v)
 		return
 	}
-	for d := range destinations(v.Spec) {
-		host := resolve(d.destination.GetHost(), v.Namespace)
+	for d := range Destinations(v.Spec) {
+		host := resolve(d.Destination.GetHost(), v.Namespace)
 		if rules := c.rulesByHost[host]; len(rules) == 0 || rules[len(rules)-1] != v {
 			c.rulesByHost[host] = append(rules, v)
 		}
@@ -184,6 +184,6 @@ func (s *Snapshot) HostPatterns(hostname string) []string {
 // is used; when it is removed, another one is used instead.
 func (s *Snapshot) HasTCPRules(host string) bool {
 	return slices.ContainsFunc(s.index.hostDependents().tcpRules, func(v *VirtualService) bool {
-		return slices.ContainsFunc(v.Hosts, func(h string) bool { return overlapHosts(h, host) })
+		return slices.ContainsFunc(v.Hosts, func(h string) bool { return HostsOverlap(h, host) })
 	})
 }

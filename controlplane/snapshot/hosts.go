@@ -17,8 +17,8 @@ func MatchHost(pattern, host string) bool {
 	return wild && len(host) > len(suffix) && strings.HasSuffix(host, suffix)
 }
 
-// overlapHosts reports whether a host exists that both patterns match.
-func overlapHosts(a, b string) bool { return MatchHost(a, b) || MatchHost(b, a) }
+// HostsOverlap reports whether a host exists that both patterns match.
+func HostsOverlap(a, b string) bool { return MatchHost(a, b) || MatchHost(b, a) }
 
 // hostTable maps hosts to the value of the most specific pattern.
 type hostTable[T any] struct {

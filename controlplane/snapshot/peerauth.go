@@ -29,7 +29,7 @@ type peerAuth struct {
 
 func newPeerAuth(resources []*config.Resource, rootNamespace string) *peerAuth {
 	p := &peerAuth{namespace: map[string]*config.Resource{}, workload: map[string][]*config.Resource{}}
-	for _, r := range sortByAge(resources) {
+	for _, r := range config.SortByAge(resources) {
 		spec := peerSpec(r)
 		set := spec.GetMtls().GetMode() != security.PeerAuthentication_MutualTLS_UNSET
 		switch {

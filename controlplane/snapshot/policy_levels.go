@@ -23,7 +23,7 @@ type leveledResource[T policySpec] struct {
 
 func newLevels[T policySpec](resources []*config.Resource, root string) *levels[T] {
 	l := &levels[T]{root: root, byNamespace: map[string][]leveledResource[T]{}}
-	for _, r := range sortByAge(resources) {
+	for _, r := range config.SortByAge(resources) {
 		l.byNamespace[r.Namespace] = append(l.byNamespace[r.Namespace], leveledResource[T]{r, r.Spec.(T)})
 	}
 	return l

@@ -20,6 +20,9 @@ func (s *Snapshot) Rules() iter.Seq[*config.Resource] {
 	}
 }
 
+// Resources returns the rules and policies of a kind, sorted by namespace and name. The caller must not change the list.
+func (s *Snapshot) Resources(kind config.Kind) []*config.Resource { return s.resources[kind] }
+
 // Inputs returns the inputs of the snapshot without the store.
 func (s *Snapshot) Inputs() Inputs {
 	return Inputs{

@@ -42,7 +42,7 @@ func (s *Snapshot) Problems() []config.Problem {
 	})
 	ended := checker{s: s}
 	ended.checkCertificates(time.Now()) // expiry does not change a document
-	return slices.Concat(s.Registry.Problems, s.checked.problems, ended.problems, s.notedProblems())
+	return slices.Concat(s.Registry.Problems, s.checked.problems, ended.problems, s.EnvoyFilterProblems())
 }
 
 // check contains the problems of the rules and policies after the first call of Problems.
@@ -129,7 +129,7 @@ func (c *checker) resolveTarget(host, namespace string) string {
 func (c *checker) lookupService(host, namespace string) *registry.Service {
 	full := c.s.Registry.ResolveHostname(host, namespace)
 	for _, svc := range c.s.Registry.ByHostname(c.s.Registry.Target(full)) {
-		if isKnownAs(svc, full, namespace) {
+		if svc.IsKnownAs(full, namespace) {
 			return svc
 		}
 	}
@@ -179,7 +179,7 @@ func (c *checker) checkVirtualServices() {
 
 // checkRules checks the destinations and delegates of a document's routes.
 func (c *checker) checkRules(v *VirtualService) {
-	for d := range destinations(v.Spec) {
+	for d := range Destinations(v.Spec) {
 		c.checkDestination(v, d)
 	}
 	c.checkRoutes(v)
@@ -195,7 +195,7 @@ func (c *checker) checkRules(v *VirtualService) {
 			continue
 		}
 		for j, own := range to.Spec.(*networking.VirtualService).GetHttp() {
-			if _, possible := mergeMatches(r.GetMatch(), own.GetMatch()); !possible {
+			if _, possible := MergeMatches(r.GetMatch(), own.GetMatch()); !possible {
 				c.reportWarning(config.UnreachableRoute, v.Resource, at, r.GetDelegate().GetName(),
 					fmt.Sprintf("spec.http[%d] of the delegate is left out: its match cannot be joined with that of this route", j),
 					"make the delegate match what this route matches: a path that begins with its prefix, and the same values of all other conditions")
@@ -216,7 +216,7 @@ func (c *checker) checkHosts(v *VirtualService, taken map[exportedHost]*VirtualS
 	if !v.IsForGateway(MeshGateway) {
 		return
 	}
-	exported := exportKey(v.exportTo)
+	exported := exportKey(v.ExportTo)
 	for i, host := range v.Hosts {
 		written, of := v.Spec.GetHosts()[i], exportedHost{host, exported}
 		if first := taken[of]; first != nil && first != v {
@@ -261,19 +261,19 @@ func (c *checker) checkGatewayReference(v *VirtualService, i int, gateway string
 	c.reportWarning(config.UnknownGateway, v.Resource, fmt.Sprintf("spec.gateways[%d]", i), written, fmt.Sprintf("there is no Gateway %s: the routes do not apply to it", gateway), remedy)
 }
 
-func (c *checker) checkDestination(v *VirtualService, d destinationRef) {
-	host := d.destination.GetHost()
+func (c *checker) checkDestination(v *VirtualService, d DestinationRef) {
+	host := d.Destination.GetHost()
 	svc := c.lookupService(host, v.Namespace)
 	if svc == nil {
-		c.reportUnknownHost(v.Resource, d.path()+".host", host, "what is routed there is answered with 503")
+		c.reportUnknownHost(v.Resource, d.Path()+".host", host, "what is routed there is answered with 503")
 		return
 	}
 	c.checkPort(v, d, svc)
 	c.checkSubset(v, d, svc)
 }
 
-func (c *checker) checkPort(v *VirtualService, d destinationRef, svc *registry.Service) {
-	number := d.destination.GetPort().GetNumber()
+func (c *checker) checkPort(v *VirtualService, d DestinationRef, svc *registry.Service) {
+	number := d.Destination.GetPort().GetNumber()
 	if number == 0 {
 		return
 	}
@@ -284,12 +284,12 @@ func (c *checker) checkPort(v *VirtualService, d destinationRef, svc *registry.S
 	for i, p := range svc.Ports {
 		ports[i] = fmt.Sprint(p.Number)
 	}
-	c.reportWarning(config.UnknownPort, v.Resource, d.path()+".port.number", fmt.Sprint(number), fmt.Sprintf("%s has no port %d: what is routed there is answered with 503", svc.Hostname, number),
+	c.reportWarning(config.UnknownPort, v.Resource, d.Path()+".port.number", fmt.Sprint(number), fmt.Sprintf("%s has no port %d: what is routed there is answered with 503", svc.Hostname, number),
 		"its ports are "+strings.Join(ports, ", "))
 }
 
-func (c *checker) checkSubset(v *VirtualService, d destinationRef, svc *registry.Service) {
-	name := d.destination.GetSubset()
+func (c *checker) checkSubset(v *VirtualService, d DestinationRef, svc *registry.Service) {
+	name := d.Destination.GetSubset()
 	if name == "" {
 		return
 	}
@@ -315,7 +315,7 @@ func (c *checker) checkSubset(v *VirtualService, d destinationRef, svc *registry
 			remedy = fmt.Sprintf("%s has the subsets %s", rule.From[0].Key, strings.Join(names, ", "))
 		}
 	}
-	c.reportWarning(config.UnknownSubset, v.Resource, d.path()+".subset", name, fmt.Sprintf("%s has no such subset: what is routed there is answered with 503", svc.Hostname), remedy)
+	c.reportWarning(config.UnknownSubset, v.Resource, d.Path()+".subset", name, fmt.Sprintf("%s has no such subset: what is routed there is answered with 503", svc.Hostname), remedy)
 }
 
 func (c *checker) checkDestinationRules() {
@@ -376,7 +376,7 @@ func (c *checker) anyService(host, namespace string) bool {
 		return c.lookupService(host, namespace) != nil || c.coveredByWildcard(host, namespace)
 	}
 	return slices.ContainsFunc(c.s.Registry.Services, func(svc *registry.Service) bool {
-		return svc.VisibleTo(namespace) && overlapHosts(host, svc.Hostname)
+		return svc.VisibleTo(namespace) && HostsOverlap(host, svc.Hostname)
 	})
 }
 
@@ -438,9 +438,9 @@ func (c *checker) checkEgressHost(r *config.Resource, field, host string) {
 	if everybody && ns == "." {
 		seen = "*/" + pattern
 	}
-	egress := newEgress(&networking.Sidecar{Egress: []*networking.IstioEgressListener{{Hosts: []string{seen}}}}, r.Namespace)
+	egress := NewEgressHosts(&networking.Sidecar{Egress: []*networking.IstioEgressListener{{Hosts: []string{seen}}}}, r.Namespace)
 	for _, svc := range c.s.Registry.Services {
-		if (everybody || svc.VisibleTo(r.Namespace)) && egress.containsAny(svc) {
+		if (everybody || svc.VisibleTo(r.Namespace)) && egress.ContainsService(svc) {
 			return
 		}
 	}

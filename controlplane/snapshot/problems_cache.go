@@ -37,13 +37,13 @@ func newCleanRuleCache(s *Snapshot) *cleanRuleCache {
 
 // recordClean records a rule without problems.
 func (c *checker) recordClean(v *VirtualService) {
-	if v.hasDelegates() {
+	if v.HasDelegates() {
 		return // the delegates may change
 	}
 	to := ruleReferences{hosts: slices.Clone(v.Hosts)}
-	for d := range destinations(v.Spec) {
-		to.hosts = append(to.hosts, c.s.Registry.ResolveHostname(d.destination.GetHost(), v.Namespace))
-		to.subsets = to.subsets || d.destination.GetSubset() != ""
+	for d := range Destinations(v.Spec) {
+		to.hosts = append(to.hosts, c.s.Registry.ResolveHostname(d.Destination.GetHost(), v.Namespace))
+		to.subsets = to.subsets || d.Destination.GetSubset() != ""
 	}
 	for _, g := range v.Gateways {
 		to.gateways = to.gateways || g != MeshGateway

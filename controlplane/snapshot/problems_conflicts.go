@@ -166,7 +166,7 @@ func (c *checker) checkGatewayHosts(v *VirtualService, i int, g Gateway) {
 			if namespace == "." {
 				namespace = g.Namespace
 			}
-			if (namespace == "*" || namespace == v.Namespace) && slices.ContainsFunc(v.Hosts, func(own string) bool { return overlapHosts(host, own) }) {
+			if (namespace == "*" || namespace == v.Namespace) && slices.ContainsFunc(v.Hosts, func(own string) bool { return HostsOverlap(host, own) }) {
 				return
 			}
 			hosts = append(hosts, h)

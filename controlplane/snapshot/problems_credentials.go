@@ -108,7 +108,7 @@ func (c *checker) checkClientCredential(r *config.Resource, field string, settin
 func (c *checker) anySecret(name string, authorities bool) bool {
 	candidates := c.s.secrets.byName[name]
 	if authorities {
-		candidates = slices.Concat(candidates, c.s.secrets.byName[strings.TrimSuffix(name, caSuffix)], c.s.secrets.byName[name+caSuffix])
+		candidates = slices.Concat(candidates, c.s.secrets.byName[strings.TrimSuffix(name, CASuffix)], c.s.secrets.byName[name+CASuffix])
 	}
 	return slices.ContainsFunc(candidates, func(s *config.SecretSpec) bool {
 		return authorities && len(s.Authorities) > 0 || !authorities && len(s.Certificate) > 0
@@ -123,7 +123,7 @@ func (c *checker) checkServerCredential(r *config.Resource, field, name, part st
 	}
 	message, remedy := "no Secret with this name has a certificate, so the proxy refuses connections to this server", "add a Secret with tls.crt and tls.key to the namespace of the proxy's workload"
 	if authorities {
-		message, remedy = "no Secret has the CA certificates for client certificates, so the proxy refuses connections to this server", "add ca.crt to the Secret, or a Secret "+name+caSuffix
+		message, remedy = "no Secret has the CA certificates for client certificates, so the proxy refuses connections to this server", "add ca.crt to the Secret, or a Secret "+name+CASuffix
 	}
 	c.reportWarning(config.UnknownCredential, r, field, name, message, remedy)
 }
@@ -132,7 +132,7 @@ func (c *checker) checkServerCredential(r *config.Resource, field, name, part st
 func (c *checker) checkCredentialNamespace(r *config.Resource, field, name string, authorities bool) {
 	has := func(namespace string) bool {
 		if authorities {
-			return c.s.CACertificates(namespace, strings.TrimSuffix(name, caSuffix)) != nil || c.s.CACertificates(namespace, name) != nil
+			return c.s.CACertificates(namespace, strings.TrimSuffix(name, CASuffix)) != nil || c.s.CACertificates(namespace, name) != nil
 		}
 		return c.s.Certificate(namespace, name) != nil
 	}

@@ -31,7 +31,7 @@ func (c *checker) reportUnknownHost(r *config.Resource, field, host, so string) 
 }
 
 // checkEmptySubset reports a subset without endpoints, if the service has endpoints.
-func (c *checker) checkEmptySubset(v *VirtualService, d destinationRef, svc *registry.Service, subset *networking.Subset) {
+func (c *checker) checkEmptySubset(v *VirtualService, d DestinationRef, svc *registry.Service, subset *networking.Subset) {
 	instances := c.s.Instances(svc)
 	if instances == nil || len(instances.Endpoints) == 0 || len(subset.GetLabels()) == 0 {
 		return
@@ -41,8 +41,8 @@ func (c *checker) checkEmptySubset(v *VirtualService, d destinationRef, svc *reg
 			return
 		}
 	}
-	c.reportWarning(config.SubsetWithoutEndpoints, v.Resource, d.path()+".subset", d.destination.GetSubset(),
-		fmt.Sprintf("none of the endpoints of %s has the labels %s: what is routed there is answered with 503", svc.Hostname, labelText(subset.GetLabels())),
+	c.reportWarning(config.SubsetWithoutEndpoints, v.Resource, d.Path()+".subset", d.Destination.GetSubset(),
+		fmt.Sprintf("none of the endpoints of %s has the labels %s: what is routed there is answered with 503", svc.Hostname, config.FormatLabels(subset.GetLabels())),
 		"correct the labels of the subset or of the workloads")
 }
 
@@ -52,13 +52,13 @@ func (c *checker) checkEgressPort(r *config.Resource, field string, listener *ne
 	if number == 0 || r.Namespace == c.s.Mesh.GetRootNamespace() { // its Sidecar applies to other namespaces, too
 		return
 	}
-	hosts := newEgress(&networking.Sidecar{Egress: []*networking.IstioEgressListener{listener}}, r.Namespace)
+	hosts := NewEgressHosts(&networking.Sidecar{Egress: []*networking.IstioEgressListener{listener}}, r.Namespace)
 	if number == 80 && c.anyRuleHost(r.Namespace, hosts) {
 		return
 	}
 	ports := map[uint32]bool{}
 	for _, svc := range c.s.Registry.Services {
-		if !svc.VisibleTo(r.Namespace) || !hosts.containsAny(svc) {
+		if !svc.VisibleTo(r.Namespace) || !hosts.ContainsService(svc) {
 			continue
 		}
 		for _, p := range svc.Ports {
@@ -77,9 +77,9 @@ func (c *checker) checkEgressPort(r *config.Resource, field string, listener *ne
 }
 
 // anyRuleHost reports whether a VirtualService has one of the hosts. Such a host exists without a service, on port 80.
-func (c *checker) anyRuleHost(namespace string, hosts egressHosts) bool {
+func (c *checker) anyRuleHost(namespace string, hosts EgressHosts) bool {
 	return slices.ContainsFunc(c.w.virtualServices.byGateway[MeshGateway], func(v *VirtualService) bool {
-		return v.VisibleTo(namespace) && slices.ContainsFunc(v.Hosts, func(host string) bool { return hosts.contains(v.Namespace, host) })
+		return v.VisibleTo(namespace) && slices.ContainsFunc(v.Hosts, func(host string) bool { return hosts.Contains(v.Namespace, host) })
 	})
 }
 

@@ -51,7 +51,7 @@ func (c *checker) checkPortProtocols() {
 				if p.Protocol == registry.UDP || p.Protocol == registry.Undeclared {
 					continue
 				}
-				at := listed{namespace: namespace, labels: labelText(svc.Selector), name: p.TargetPortName}
+				at := listed{namespace: namespace, labels: config.FormatLabels(svc.Selector), name: p.TargetPortName}
 				if at.name == "" {
 					at.number = cmp.Or(p.TargetPort, p.Number)
 				}

@@ -25,7 +25,7 @@ func (c *checker) checkExternalAuthorizer(p Policy) {
 	}
 	_, host := SplitProviderService(service)
 	for _, svc := range c.s.Registry.ByHostname(c.s.Registry.Target(host)) {
-		if !IsProviderService(svc, service) || !isKnownAs(svc, host, p.Namespace) {
+		if !IsProviderService(svc, service) || !svc.IsKnownAs(host, p.Namespace) {
 			continue
 		}
 		if _, ok := svc.Port(port); ok {

@@ -19,7 +19,7 @@ func (c *checker) checkProxyVariables() {
 			continue
 		}
 		for _, name := range slices.Sorted(maps.Keys(spec.GetEnvironmentVariables())) {
-			if !isTenantVariable(name) {
+			if !IsTenantVariable(name) {
 				c.reportNoEffect(r, "spec.environmentVariables["+name+"]", name,
 					"the variable is left out: only ProxyConfigs in the root namespace may set it",
 					fmt.Sprintf("remove it, or set it in a ProxyConfig in namespace %s; others may set %s… and documented settings for tuning", root, metadataPrefix))

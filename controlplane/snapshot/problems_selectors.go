@@ -63,15 +63,15 @@ var exclusiveKinds = []config.Kind{config.PeerAuthentication, config.Sidecar, co
 func (c *checker) checkSelectors() {
 	for _, kind := range selectingKinds {
 		first := map[string]*config.Resource{}
-		for _, r := range sortByAge(c.s.resources[kind]) {
+		for _, r := range config.SortByAge(c.s.resources[kind]) {
 			s, ok := parseSelection(r)
 			if !ok || s.targeted {
 				continue
 			}
 			c.checkSelects(r, s)
-			key := r.Namespace + "\x00" + labelText(s.labels)
+			key := r.Namespace + "\x00" + config.FormatLabels(s.labels)
 			if before := first[key]; before != nil && slices.Contains(exclusiveKinds, kind) {
-				c.reportWarning(config.MultipleForWorkload, r, cmp.Or(labelField(s), "metadata.name"), labelText(s.labels),
+				c.reportWarning(config.MultipleForWorkload, r, cmp.Or(labelField(s), "metadata.name"), config.FormatLabels(s.labels),
 					fmt.Sprintf("it selects the same workloads as the older %s which takes effect", describeResource(before)), "merge the two documents, or give them different selectors")
 			}
 			first[key] = cmp.Or(first[key], r)
@@ -108,7 +108,7 @@ func (c *checker) checkSelects(r *config.Resource, s selection) {
 	if !known { // the registry has no workloads there, so this may be no mistake
 		severity = config.Info
 	}
-	c.report(config.SelectsNothing, severity, r, s.field, labelText(s.labels),
+	c.report(config.SelectsNothing, severity, r, s.field, config.FormatLabels(s.labels),
 		fmt.Sprintf("no workload of %s has these labels: the document has no effect", scopeName(r.Namespace, everywhere)), "correct the labels or the namespace")
 }
 

@@ -29,7 +29,7 @@ func (c *checker) checkTelemetries() {
 func (c *checker) checkProviders(r *config.Resource, field, what string, refs []*telemetry.ProviderRef, fits func(*ExtensionProvider) bool) {
 	for i, ref := range refs {
 		at := fmt.Sprintf("%s.providers[%d].name", field, i)
-		provider := telemetryProvider(c.s.Mesh, ref.GetName())
+		provider := FindTelemetryProvider(c.s.Mesh, ref.GetName())
 		service, port := CollectorService(provider)
 		switch {
 		case provider == nil:

@@ -65,13 +65,3 @@ func (w *meshIndex) addProviders(sc *Scope) {
 func IsDryRun(r *config.Resource) bool {
 	return strings.EqualFold(r.Annotations[config.DryRunAnnotation], "true")
 }
-
-// isKnownAs reports whether a namespace can see the service under this host name.
-func isKnownAs(svc *registry.Service, host, namespace string) bool {
-	for known := range svc.WithAliases() {
-		if known.Hostname == host && known.VisibleTo(namespace) && svc.VisibleTo(namespace) {
-			return true
-		}
-	}
-	return false
-}

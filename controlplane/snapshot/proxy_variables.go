@@ -29,8 +29,8 @@ var platformMetadata = []string{
 	"APP_ADDRESS", "DNS_PROXY_ADDR", "INTERCEPTION_MODE", "PUBLISH", "UPSTREAM_LISTENERS", "LOAD_STATS_CONFIG_JSON",
 }
 
-// isTenantVariable reports whether a ProxyConfig outside the root namespace may set a variable of an agent.
-func isTenantVariable(name string) bool {
+// IsTenantVariable reports whether a ProxyConfig outside the root namespace may set a variable of an agent.
+func IsTenantVariable(name string) bool {
 	key, isMetadata := strings.CutPrefix(name, metadataPrefix)
 	if !isMetadata {
 		return slices.Contains(tenantVariables, name)
@@ -42,7 +42,7 @@ func isTenantVariable(name string) bool {
 func (s *Snapshot) listVariables(namespace string, spec *networkingbeta.ProxyConfig) map[string]string {
 	variables := maps.Clone(spec.GetEnvironmentVariables())
 	if namespace != s.Mesh.GetRootNamespace() {
-		maps.DeleteFunc(variables, func(name, _ string) bool { return !isTenantVariable(name) })
+		maps.DeleteFunc(variables, func(name, _ string) bool { return !IsTenantVariable(name) })
 	}
 	return variables
 }

@@ -14,7 +14,7 @@ import (
 func (s *Snapshot) ProxyConfig(namespace string, labels map[string]string) *networkingbeta.ProxyConfig {
 	const levels = 3
 	var of [levels]*config.Resource
-	for _, r := range sortByAge(s.resources[config.ProxyConfig]) {
+	for _, r := range config.SortByAge(s.resources[config.ProxyConfig]) {
 		selector := r.Spec.(*networkingbeta.ProxyConfig).GetSelector().GetMatchLabels()
 		level := -1
 		switch {

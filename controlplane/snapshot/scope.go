@@ -38,7 +38,7 @@ type Scope struct {
 	rules          map[*registry.Service]*DestinationRule
 	selectiveRules hostTable[*DestinationRule] // rules whose workload selector matches the proxies of the scope
 	vsByHost       hostTable[*VirtualService]
-	egress         egressHosts
+	egress         EgressHosts
 	perPort        *portEgress         // set if a Sidecar has listeners with ports
 	cache          *Cache              // cache of the resources that depend on the whole scope
 	memos          sync.Map            // derived values by key
@@ -219,7 +219,7 @@ func (w *meshIndex) newScope(namespace string, sidecar *config.Resource, own map
 	egress := allHosts
 	if sidecar != nil {
 		spec := sidecar.Spec.(*networking.Sidecar)
-		egress, sc.perPort = newEgress(spec, namespace), newPortEgress(spec, namespace)
+		egress, sc.perPort = NewEgressHosts(spec, namespace), newPortEgress(spec, namespace)
 		if p := spec.GetOutboundTrafficPolicy(); p != nil {
 			sc.AllowAny = p.GetMode() == networking.OutboundTrafficPolicy_ALLOW_ANY
 		}
@@ -234,7 +234,7 @@ func (w *meshIndex) newScope(namespace string, sidecar *config.Resource, own map
 	return sc
 }
 
-func (w *meshIndex) addVirtualServices(sc *Scope, egress egressHosts) {
+func (w *meshIndex) addVirtualServices(sc *Scope, egress EgressHosts) {
 	byHost := map[string]*VirtualService{}
 	for _, v := range w.virtualServices.byGateway[MeshGateway] {
 		if !v.VisibleTo(sc.Namespace) {
@@ -242,7 +242,7 @@ func (w *meshIndex) addVirtualServices(sc *Scope, egress egressHosts) {
 		}
 		seen := false
 		for _, h := range v.Hosts {
-			if !egress.contains(v.Namespace, h) {
+			if !egress.Contains(v.Namespace, h) {
 				continue
 			}
 			seen = true
@@ -282,8 +282,8 @@ func (w *meshIndex) addServices(sc *Scope) {
 	sc.targets, sc.services, sc.aliases = map[string]struct{}{}, map[string]*registry.Service{}, map[string]*registry.Service{}
 	if sc.Sidecar != nil {
 		for _, v := range sc.VirtualServices {
-			for d := range destinations(v.Spec) {
-				sc.targets[w.resolve(d.destination.GetHost(), v.Namespace)] = struct{}{}
+			for d := range Destinations(v.Spec) {
+				sc.targets[w.resolve(d.Destination.GetHost(), v.Namespace)] = struct{}{}
 			}
 		}
 		w.addProviders(sc)
@@ -323,7 +323,7 @@ func (sc *Scope) maySeeAlias(alias *registry.Service) bool {
 // services count as listed.
 func (sc *Scope) isListed(svc *registry.Service) bool {
 	_, target := sc.targets[svc.Hostname]
-	return target || sc.egress.contains(svc.Namespace, svc.Hostname)
+	return target || sc.egress.Contains(svc.Namespace, svc.Hostname)
 }
 
 // isPreferred reports whether a service takes precedence over another one with the same hostname. The order is:
@@ -362,7 +362,7 @@ func (w *meshIndex) addRule(sc *Scope, svc *registry.Service) {
 // equal reports whether two scopes result in the same configuration.
 func (sc *Scope) equal(o *Scope) bool {
 	if sc.mesh != o.mesh || sc.naming != o.naming || sc.Sidecar != o.Sidecar || sc.AllowAny != o.AllowAny || len(sc.rules) != len(o.rules) ||
-		!equalPointers(sc.Services, o.Services) || !equalPointers(sc.VirtualServices, o.VirtualServices) {
+		!slices.Equal(sc.Services, o.Services) || !slices.Equal(sc.VirtualServices, o.VirtualServices) {
 		return false
 	}
 	for svc, d := range sc.rules {

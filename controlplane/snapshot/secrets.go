@@ -31,14 +31,14 @@ func (s *Snapshot) Certificate(namespace, name string) *config.SecretSpec {
 	return secret
 }
 
-// caSuffix is the suffix of the name of a Secret with CA certificates. The name without the suffix is that of the
+// CASuffix is the suffix of the name of a Secret with CA certificates. The name without the suffix is that of the
 // Secret with the server's certificate.
-const caSuffix = "-cacert"
+const CASuffix = "-cacert"
 
-// CACertificates returns the Secret with the CA certificates for clients, or nil. It is the Secret with caSuffix, or
+// CACertificates returns the Secret with the CA certificates for clients, or nil. It is the Secret with CASuffix, or
 // else the Secret with the server's certificate.
 func (s *Snapshot) CACertificates(namespace, name string) *config.SecretSpec {
-	for _, candidate := range []string{name + caSuffix, name} {
+	for _, candidate := range []string{name + CASuffix, name} {
 		secret := s.secrets.byKey[config.Key{Kind: config.Secret, Namespace: namespace, Name: candidate}]
 		if secret != nil && len(secret.Authorities) > 0 {
 			return secret

@@ -40,7 +40,7 @@ func (w *meshIndex) isUniform() bool {
 			}
 		}
 	}
-	return !slices.ContainsFunc(w.virtualServices.byGateway[MeshGateway], func(v *VirtualService) bool { return !registry.IsExportedToAll(v.exportTo) })
+	return !slices.ContainsFunc(w.virtualServices.byGateway[MeshGateway], func(v *VirtualService) bool { return !registry.IsExportedToAll(v.ExportTo) })
 }
 
 func (w *meshIndex) newSharedView() *sharedView {

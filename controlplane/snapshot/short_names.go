@@ -30,7 +30,7 @@ func (s *Snapshot) affectsNames(w *meshIndex) func(*registry.Service) bool {
 
 // symmetricDifference returns the services that are in exactly one of the lists.
 func symmetricDifference(a, b []*registry.Service) []*registry.Service {
-	if equalPointers(a, b) {
+	if slices.Equal(a, b) {
 		return nil
 	}
 	lists := map[*registry.Service]int{}

@@ -6,6 +6,7 @@ package snapshot
 import (
 	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 
 	meshconfig "istio.io/api/mesh/v1alpha1"
@@ -221,7 +222,7 @@ func (b *build) buildInstances() {
 func (b *build) buildWorld() {
 	old := b.prev.index
 	services := b.next.Registry.Services
-	same := old != nil && b.next.Registry == b.prev.Registry || old != nil && equalPointers(old.services, services)
+	same := old != nil && b.next.Registry == b.prev.Registry || old != nil && slices.Equal(old.services, services)
 	if same && !b.mayDiffer(config.VirtualService, config.DestinationRule, config.Sidecar) {
 		b.next.index, b.next.selecting = old, b.prev.selecting
 		return
@@ -257,7 +258,7 @@ func (b *build) buildRules(w *meshIndex, sameServices bool) {
 	}
 	if b.mayDiffer(config.Sidecar) {
 		w.sidecars = map[string][]*config.Resource{}
-		for _, r := range sortByAge(b.next.resources[config.Sidecar]) {
+		for _, r := range config.SortByAge(b.next.resources[config.Sidecar]) {
 			w.sidecars[r.Namespace] = append(w.sidecars[r.Namespace], r)
 		}
 	}

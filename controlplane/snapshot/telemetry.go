@@ -47,9 +47,12 @@ func (s *Snapshot) Telemetry(namespace string, labels map[string]string) Telemet
 
 // Provider returns the provider with a name, or nil. Two providers are built in, unless the mesh configuration defines
 // these names: "prometheus", and "envoy", which writes access logs to standard output.
-func (t Telemetry) Provider(name string) *ExtensionProvider { return telemetryProvider(t.mesh, name) }
+func (t Telemetry) Provider(name string) *ExtensionProvider {
+	return FindTelemetryProvider(t.mesh, name)
+}
 
-func telemetryProvider(mesh *meshconfig.MeshConfig, name string) *ExtensionProvider {
+// FindTelemetryProvider returns the extension provider or the built-in provider with a name, or nil.
+func FindTelemetryProvider(mesh *meshconfig.MeshConfig, name string) *ExtensionProvider {
 	if p := FindProvider(mesh, name); p != nil {
 		return p
 	}

@@ -22,7 +22,9 @@ type VirtualService struct {
 	Hosts []string
 	// Gateways are the gateways to which the VirtualService is bound: "mesh", or "namespace/name".
 	Gateways []string
-	exportTo []string
+	// ExportTo contains the namespaces to which the rule is exported, or the mesh's default. If it is empty, the rule is
+	// exported to all.
+	ExportTo []string
 	// from contains the delegates whose routes are in Spec.
 	from []*config.Resource
 }
@@ -39,7 +41,7 @@ func (v *VirtualService) IsForGateway(gateway string) bool {
 
 // VisibleTo reports whether the rule is exported to the namespace.
 func (v *VirtualService) VisibleTo(namespace string) bool {
-	return exportedTo(v.exportTo, v.Namespace, namespace)
+	return exportedTo(v.ExportTo, v.Namespace, namespace)
 }
 
 // MatchesSourceNamespace reports whether any of the HTTP routes matches the client's namespace.
@@ -81,9 +83,9 @@ type resolver func(host, namespace string) string
 
 func newVirtualService(r *config.Resource, delegates *delegates, resolve resolver, defaultExportTo []string) *VirtualService {
 	spec, from := delegates.expand(r)
-	v := &VirtualService{Resource: r, Spec: spec, exportTo: spec.GetExportTo(), from: from}
-	if len(v.exportTo) == 0 {
-		v.exportTo = defaultExportTo
+	v := &VirtualService{Resource: r, Spec: spec, ExportTo: spec.GetExportTo(), from: from}
+	if len(v.ExportTo) == 0 {
+		v.ExportTo = defaultExportTo
 	}
 	for _, h := range spec.GetHosts() {
 		v.Hosts = append(v.Hosts, resolve(h, r.Namespace))
@@ -114,12 +116,12 @@ func newVirtualServices(prev *virtualServices, resources []*config.Resource, res
 	index := &virtualServices{byGateway: map[string][]*VirtualService{}}
 	delegates := newDelegates(resources, resolve, exportTo)
 	index.delegates = delegates
-	for _, r := range sortByAge(resources) {
+	for _, r := range config.SortByAge(resources) {
 		if len(r.Spec.(*networking.VirtualService).GetHosts()) == 0 {
 			continue // a VirtualService without hosts is a delegate
 		}
 		v := former.findFormer(r)
-		if v == nil || !sameNames || v.hasDelegates() {
+		if v == nil || !sameNames || v.HasDelegates() {
 			read := newVirtualService(r, delegates, resolve, exportTo)
 			if v == nil || !v.equal(read) {
 				v = read
@@ -148,7 +150,7 @@ func (f *formerRuleFinder) findFormer(r *config.Resource) *VirtualService {
 			f.next++
 			return v
 		}
-		if isOlder(r, v.Resource) {
+		if config.CompareAge(r, v.Resource) < 0 {
 			break
 		}
 		f.next++ // the document was removed, or this is the old version of r
@@ -156,15 +158,24 @@ func (f *formerRuleFinder) findFormer(r *config.Resource) *VirtualService {
 	return nil
 }
 
-// hasDelegates reports whether the rule delegates routes.
-func (v *VirtualService) hasDelegates() bool {
+// HasDelegates reports whether the rule delegates routes.
+func (v *VirtualService) HasDelegates() bool {
 	return slices.ContainsFunc(v.Resource.Spec.(*networking.VirtualService).GetHttp(), func(r *networking.HTTPRoute) bool { return r.GetDelegate() != nil })
 }
 
 // equal reports whether two versions of the same document are equal. It compares the delegates' routes after their host
 // names were resolved, because the resolution of short names depends on the existing services.
 func (v *VirtualService) equal(o *VirtualService) bool {
-	return slices.Equal(v.Hosts, o.Hosts) && equalPointers(v.from, o.from) && (len(v.from) == 0 || proto.Equal(v.Spec, o.Spec))
+	return slices.Equal(v.Hosts, o.Hosts) && slices.Equal(v.from, o.from) && (len(v.from) == 0 || proto.Equal(v.Spec, o.Spec))
+}
+
+// VirtualServices returns the VirtualServices with hosts, oldest first.
+func (s *Snapshot) VirtualServices() []*VirtualService { return s.index.virtualServices.all }
+
+// Delegate returns the document to which a route of a VirtualService delegates. It returns nil if the document does not
+// exist or is not exported to the namespace of the VirtualService.
+func (s *Snapshot) Delegate(rule *config.Resource, named *networking.Delegate) *config.Resource {
+	return s.index.virtualServices.delegates.find(rule, named)
 }
 
 // VirtualServicesForGateway returns the VirtualServices of a gateway ("namespace/name") that are exported to the

@@ -33,7 +33,7 @@ func (s *Snapshot) PullSecret(p Plugin) *config.SecretSpec {
 // first.
 func newPlugins(resources []*config.Resource) map[string][]Plugin {
 	out := map[string][]Plugin{}
-	for _, r := range sortByAge(resources) {
+	for _, r := range config.SortByAge(resources) {
 		out[r.Namespace] = append(out[r.Namespace], Plugin{Resource: r, Spec: r.Spec.(*extensions.WasmPlugin)})
 	}
 	for _, list := range out {

@@ -1,4 +1,4 @@
-package snapshot
+package config
 
 import (
 	"maps"
@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// labelText formats labels as kubectl does.
-func labelText(labels map[string]string) string {
+// FormatLabels formats labels as kubectl does.
+func FormatLabels(labels map[string]string) string {
 	var parts []string
 	for _, k := range slices.Sorted(maps.Keys(labels)) {
 		parts = append(parts, k+"="+labels[k])
