@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/analysis"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
@@ -33,6 +34,7 @@ type analysisLoop struct {
 	documentProblems func() []config.Problem
 	log              *slog.Logger
 	wake             chan struct{} // has one element after a snapshot was built
+	checker          analysis.Checker
 
 	mu           sync.Mutex
 	firstSeen    map[config.Problem]time.Time // first time of each workload-dependent finding
@@ -113,7 +115,7 @@ func (f *analysisLoop) problems() []config.Problem {
 	if latest == nil {
 		return nil
 	}
-	return f.withoutRecent(config.Unsuppressed(latest.Problems(), f.store), time.Now())
+	return f.withoutRecent(config.Unsuppressed(f.checker.Check(latest), f.store), time.Now())
 }
 
 func (f *analysisLoop) withoutRecent(problems []config.Problem, now time.Time) []config.Problem {

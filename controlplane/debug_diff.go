@@ -11,6 +11,7 @@ import (
 
 	networkingbeta "istio.io/api/networking/v1beta1"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/analysis"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/compare"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config/dirstore"
@@ -173,7 +174,7 @@ func (s *Server) diff(request DiffRequest) (*DiffAnswer, error) {
 	in := before.Inputs()
 	in.Store = config.NewMultiStore(append(stores, s.registrar)...)
 	after := snapshot.Build(nil, in, nil)
-	answer.Problems = append(answer.Problems, config.Unsuppressed(after.Problems(), in.Store)...)
+	answer.Problems = append(answer.Problems, config.Unsuppressed(analysis.Check(after), in.Store)...)
 	var proxies []*translate.Proxy
 	for _, p := range s.discovery.Proxies() {
 		if own, ok := p.(proxy); ok {

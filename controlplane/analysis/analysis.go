@@ -1,9 +1,8 @@
-// Package analysis validates the documents of a mesh without running it: each document alone and all
-// documents together, as a control plane does before they are in force.
+// Package analysis checks how the documents of a mesh affect each other (Checker), and reports on documents without
+// running a mesh (Analyze): on each document alone and on all documents together.
 package analysis
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -110,7 +109,7 @@ func Analyze(cfg Config) (*Report, error) {
 	}
 	store := config.NewMultiStore(append(r.stores, cfg.Stores...)...)
 	built := snapshot.Build(nil, snapshot.Inputs{Store: store, Mesh: r.cfg.Mesh, GatewayAccounts: &snapshot.GatewayAccounts{}, Endpoints: &cfg.Endpoints, StartsProxies: len(cfg.Stores) > 0}, nil)
-	problems := slices.Concat(cfg.MeshProblems, r.problems, store.Problems(), built.Problems())
+	problems := slices.Concat(cfg.MeshProblems, r.problems, store.Problems(), Check(built))
 	return newReport(cfg, r, problems, store), nil
 }
 
@@ -189,9 +188,7 @@ func newReport(cfg Config, r *reader, problems []config.Problem, store config.St
 		return slices.ContainsFunc(cfg.Suppress, func(s Suppression) bool { return s.matches(p) })
 	})
 	out.Suppress = all - len(problems)
-	slices.SortStableFunc(problems, func(a, b config.Problem) int {
-		return cmp.Or(cmp.Compare(a.At.File, b.At.File), cmp.Compare(a.At.Line, b.At.Line), cmp.Compare(a.At.Column, b.At.Column))
-	})
+	slices.SortStableFunc(problems, comparePosition)
 	for _, p := range problems {
 		info, _ := config.ExplainCode(string(p.Code))
 		out.Summary[string(p.Severity)]++

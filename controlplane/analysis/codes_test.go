@@ -55,11 +55,11 @@ func document(apiVersion, kind, name, spec string) string {
 		strings.ReplaceAll(strings.TrimSpace(spec), "\n", "\n  ") + "\n"
 }
 
-func networking(kind, name, spec string) string {
+func networkingDocument(kind, name, spec string) string {
 	return document("networking.istio.io/v1", kind, name, spec)
 }
 
-func security(kind, name, spec string) string {
+func securityDocument(kind, name, spec string) string {
 	return document("security.istio.io/v1", kind, name, spec)
 }
 
@@ -93,19 +93,19 @@ func findings(t *testing.T) map[config.Code]string {
 	return map[config.Code]string{
 		config.Unreadable: "---\napiVersion: v1\nkind: Service\n metadata: {name: x} # here\n",
 		config.NoSuchKind: "---\napiVersion: networking.istio.io/v1\nkind: VirtualServise # here\nmetadata: {name: x}\n",
-		config.NoSuchField: networking("DestinationRule", "x", `
+		config.NoSuchField: networkingDocument("DestinationRule", "x", `
 host: reviews
 trafficPolicies: {} # here`),
-		config.InvalidValue: networking("DestinationRule", "x", `
+		config.InvalidValue: networkingDocument("DestinationRule", "x", `
 host: reviews
 trafficPolicy:
   connectionPool: {tcp: {maxConnections: -1}} # here`),
 		config.DuplicateName: "---\napiVersion: v1\nkind: Service\nmetadata: {name: db, namespace: shop} # here\nspec: {ports: [{port: 1}]}\n",
-		config.NoEffect: networking("WorkloadEntry", "x", `
+		config.NoEffect: networkingDocument("WorkloadEntry", "x", `
 address: 10.0.0.9
 network: other # here`),
 		config.KindNoEffect: "---\napiVersion: apps/v1 # here\nkind: Deployment\nmetadata: {name: x}\n",
-		config.Questionable: networking("ServiceEntry", "x", `
+		config.Questionable: networkingDocument("ServiceEntry", "x", `
 hosts: [x.example.com]
 resolution: DYNAMIC_DNS
 ports:
@@ -118,7 +118,7 @@ selector: {matchLabels: {app: reviews}}
 verificationKey: abc # here`),
 		config.CertificateNotValid: "---\napiVersion: v1\nkind: Secret\nmetadata: {name: x, namespace: shop}\nstringData:\n  tls.crt: | # here\n    " +
 			indented(ended) + "\n  tls.key: |\n    " + indented(key) + "\n",
-		config.AmbiguousWord: networking("DestinationRule", "x", `
+		config.AmbiguousWord: networkingDocument("DestinationRule", "x", `
 host: reviews
 subsets:
 - name: v1
@@ -126,13 +126,13 @@ subsets:
     version: v1
     canary: no # here`),
 
-		config.UnknownHost: networking("VirtualService", "x", `
+		config.UnknownHost: networkingDocument("VirtualService", "x", `
 hosts: [reviews]
 http:
 - route:
   - destination:
       host: revews # here`),
-		config.UnknownPort: networking("VirtualService", "x", `
+		config.UnknownPort: networkingDocument("VirtualService", "x", `
 hosts: [reviews]
 http:
 - route:
@@ -140,38 +140,38 @@ http:
       host: reviews
       port:
         number: 8080 # here`),
-		config.UnknownSubset: networking("VirtualService", "x", `
+		config.UnknownSubset: networkingDocument("VirtualService", "x", `
 hosts: [reviews]
 http:
 - route:
   - destination:
       host: reviews
       subset: v1 # here`),
-		config.UnknownGateway: networking("VirtualService", "x", `
+		config.UnknownGateway: networkingDocument("VirtualService", "x", `
 hosts: [reviews.example.com]
 gateways:
 - egde # here
 http: [{route: [{destination: {host: reviews}}]}]`),
-		config.HiddenHost: networking("VirtualService", "x", `
+		config.HiddenHost: networkingDocument("VirtualService", "x", `
 hosts: [reviews]
 http:
 - route:
   - destination:
       host: hidden.example.com # here`) +
-			strings.ReplaceAll(networking("ServiceEntry", "hidden", `{hosts: [hidden.example.com], exportTo: ["."], ports: [{number: 80, name: http, protocol: HTTP}], resolution: DNS}`), "namespace: shop", "namespace: other"),
-		config.SubsetWithoutEndpoints: networking("DestinationRule", "r", "{host: reviews, subsets: [{name: v2, labels: {version: v2}}]}") + networking("VirtualService", "x", `
+			strings.ReplaceAll(networkingDocument("ServiceEntry", "hidden", `{hosts: [hidden.example.com], exportTo: ["."], ports: [{number: 80, name: http, protocol: HTTP}], resolution: DNS}`), "namespace: shop", "namespace: other"),
+		config.SubsetWithoutEndpoints: networkingDocument("DestinationRule", "r", "{host: reviews, subsets: [{name: v2, labels: {version: v2}}]}") + networkingDocument("VirtualService", "x", `
 hosts: [reviews]
 http:
 - route:
   - destination:
       host: reviews
       subset: v2 # here`),
-		config.UnknownDelegate: networking("VirtualService", "x", `
+		config.UnknownDelegate: networkingDocument("VirtualService", "x", `
 hosts: [reviews]
 http:
 - delegate: # here
     name: nobody`),
-		config.UnknownCredential: networking("Gateway", "x", `
+		config.UnknownCredential: networkingDocument("Gateway", "x", `
 selector: {istio: edge}
 servers:
 - port: {number: 443, name: https, protocol: HTTPS}
@@ -180,7 +180,7 @@ servers:
     mode: SIMPLE
     credentialName: nothing # here`),
 		config.GatewayAccountUnknown: "---\napiVersion: v1\nkind: Secret\nmetadata: {name: x, namespace: shop}\nstringData:\n  tls.crt: |\n    " +
-			indented(certificate) + "\n  tls.key: |\n    " + indented(private) + "\n" + networking("Gateway", "x", `
+			indented(certificate) + "\n  tls.key: |\n    " + indented(private) + "\n" + networkingDocument("Gateway", "x", `
 selector: {istio: edge}
 servers:
 - port: {number: 443, name: https, protocol: HTTPS}
@@ -188,49 +188,49 @@ servers:
   tls:
     mode: SIMPLE
     credentialName: x # here`),
-		config.UnknownIdentity: security("AuthorizationPolicy", "x", `
+		config.UnknownIdentity: securityDocument("AuthorizationPolicy", "x", `
 selector: {matchLabels: {app: reviews}}
 rules:
 - from:
   - source:
       principals:
       - cluster.local/shop/reviews # here`),
-		config.UnknownProvider: security("AuthorizationPolicy", "x", `
+		config.UnknownProvider: securityDocument("AuthorizationPolicy", "x", `
 selector: {matchLabels: {app: reviews}}
 action: CUSTOM
 provider:
   name: nobody # here
 rules: [{}]`),
 
-		config.EndpointRefused: networking("ServiceEntry", "x", `
+		config.EndpointRefused: networkingDocument("ServiceEntry", "x", `
 hosts: [x.example.com]
 resolution: STATIC
 ports: [{number: 80, name: http, protocol: HTTP}]
 endpoints:
 - address: unix:///etc/istio/proxy/XDS # here`),
 
-		config.HostConflict: networking("VirtualService", "a", "{hosts: [reviews], http: [{route: [{destination: {host: reviews}}]}]}") + networking("VirtualService", "b", `
+		config.HostConflict: networkingDocument("VirtualService", "a", "{hosts: [reviews], http: [{route: [{destination: {host: reviews}}]}]}") + networkingDocument("VirtualService", "b", `
 hosts:
 - reviews # here
 http: [{route: [{destination: {host: reviews}}]}]`),
-		config.UnreachableRoute: networking("VirtualService", "x", `
+		config.UnreachableRoute: networkingDocument("VirtualService", "x", `
 hosts: [reviews]
 http:
 - route: [{destination: {host: reviews}}]
 - match: [{uri: {prefix: /a}}] # here
   route: [{destination: {host: reviews}}]`),
-		config.RuleShadowed: networking("DestinationRule", "a", "{host: reviews, trafficPolicy: {connectionPool: {tcp: {maxConnections: 1}}}}") + networking("DestinationRule", "b", `
+		config.RuleShadowed: networkingDocument("DestinationRule", "a", "{host: reviews, trafficPolicy: {connectionPool: {tcp: {maxConnections: 1}}}}") + networkingDocument("DestinationRule", "b", `
 host: reviews
 trafficPolicy: # here
   connectionPool: {tcp: {maxConnections: 2}}`),
-		config.GatewayOverlap: networking("Gateway", "z", `
+		config.GatewayOverlap: networkingDocument("Gateway", "z", `
 selector: {istio: edge}
 servers:
 - port: {number: 80, name: http, protocol: HTTP}
   tls: {httpsRedirect: true}
   hosts: # here
   - reviews.example.com`),
-		config.GatewayPortMixed: networking("Gateway", "z", `
+		config.GatewayPortMixed: networkingDocument("Gateway", "z", `
 selector: {istio: edge}
 servers:
 - port:
@@ -238,33 +238,33 @@ servers:
     name: tcp
     protocol: TCP # here
   hosts: ["*"]`),
-		config.ServiceHostConflict: networking("ServiceEntry", "z", `
+		config.ServiceHostConflict: networkingDocument("ServiceEntry", "z", `
 hosts: # here
 - reviews.shop.svc.cluster.local
 ports: [{number: 80, name: http, protocol: HTTP}]
 resolution: DNS`),
-		config.SharedAddress: networking("ServiceEntry", "a", "{hosts: [a.example.com], addresses: [10.9.9.9], ports: [{number: 1, name: tcp, protocol: TCP}], resolution: DNS}") + networking("ServiceEntry", "b", `
+		config.SharedAddress: networkingDocument("ServiceEntry", "a", "{hosts: [a.example.com], addresses: [10.9.9.9], ports: [{number: 1, name: tcp, protocol: TCP}], resolution: DNS}") + networkingDocument("ServiceEntry", "b", `
 hosts: [b.example.com]
 addresses:
 - 10.9.9.9 # here
 ports: [{number: 1, name: tcp, protocol: TCP}]
 resolution: DNS`),
-		config.MultipleForWorkload: security("PeerAuthentication", "a", "{selector: {matchLabels: {app: reviews}}, mtls: {mode: PERMISSIVE}}") + security("PeerAuthentication", "b", `
+		config.MultipleForWorkload: securityDocument("PeerAuthentication", "a", "{selector: {matchLabels: {app: reviews}}, mtls: {mode: PERMISSIVE}}") + securityDocument("PeerAuthentication", "b", `
 selector: # here
   matchLabels: {app: reviews}
 mtls: {mode: PERMISSIVE}`),
-		config.DuplicateSubset: networking("DestinationRule", "a", "{host: reviews, subsets: [{name: v1, labels: {version: v1}}]}") + networking("DestinationRule", "b", `
+		config.DuplicateSubset: networkingDocument("DestinationRule", "a", "{host: reviews, subsets: [{name: v1, labels: {version: v1}}]}") + networkingDocument("DestinationRule", "b", `
 host: reviews
 subsets:
 - name: v1 # here
   labels: {version: v1}`),
-		config.WeightsNot100: networking("VirtualService", "x", `
+		config.WeightsNot100: networkingDocument("VirtualService", "x", `
 hosts: [reviews]
 http:
 - route: # here
   - {weight: 1, destination: {host: reviews}}
   - {weight: 2, destination: {host: db}}`),
-		config.GatewayHostMissing: networking("VirtualService", "x", `
+		config.GatewayHostMissing: networkingDocument("VirtualService", "x", `
 hosts: [other.example.com]
 gateways:
 - edge # here
@@ -272,15 +272,15 @@ http: [{route: [{destination: {host: reviews}}]}]`),
 		config.PortProtocols: "---\napiVersion: v1\nkind: Service\nmetadata: {name: seen-as-bytes, namespace: shop}\nspec:\n  selector: {app: reviews}\n  ports:\n" +
 			"  - {name: tcp, port: 81, targetPort: 8080} # here\n",
 
-		config.PolicyNeverAccepted: security("PeerAuthentication", "x", `
+		config.PolicyNeverAccepted: securityDocument("PeerAuthentication", "x", `
 selector: {matchLabels: {app: reviews}}
 mtls: {mode: STRICTT} # here`),
 
-		config.SelectsNothing: security("AuthorizationPolicy", "x", `
+		config.SelectsNothing: securityDocument("AuthorizationPolicy", "x", `
 selector: # here
   matchLabels: {app: review}
 rules: [{}]`),
-		config.PortNotServed: security("AuthorizationPolicy", "x", `
+		config.PortNotServed: securityDocument("AuthorizationPolicy", "x", `
 selector: {matchLabels: {app: reviews}}
 rules:
 - to:
@@ -288,31 +288,31 @@ rules:
       ports:
       - "80" # here`),
 
-		config.PlaintextToStrict: security("PeerAuthentication", "x", "{selector: {matchLabels: {app: reviews}}, mtls: {mode: STRICT}}") + networking("DestinationRule", "x", `
+		config.PlaintextToStrict: securityDocument("PeerAuthentication", "x", "{selector: {matchLabels: {app: reviews}}, mtls: {mode: STRICT}}") + networkingDocument("DestinationRule", "x", `
 host: reviews
 trafficPolicy:
   tls:
     mode: DISABLE # here`),
-		config.StrictWithoutSidecar: security("PeerAuthentication", "x", `
+		config.StrictWithoutSidecar: securityDocument("PeerAuthentication", "x", `
 mtls:
   mode: STRICT # here`),
-		config.MutualToPlaintext: networking("DestinationRule", "x", `
+		config.MutualToPlaintext: networkingDocument("DestinationRule", "x", `
 host: db
 trafficPolicy:
   tls:
     mode: ISTIO_MUTUAL # here`),
-		config.PrincipalsUnprovable: security("PeerAuthentication", "x", "{mtls: {mode: DISABLE}}") + security("AuthorizationPolicy", "x", `
+		config.PrincipalsUnprovable: securityDocument("PeerAuthentication", "x", "{mtls: {mode: DISABLE}}") + securityDocument("AuthorizationPolicy", "x", `
 selector: {matchLabels: {app: reviews}}
 rules:
 - from:
   - source: {principals: ["*"]} # here`),
-		config.RequestUnverified: security("AuthorizationPolicy", "x", `
+		config.RequestUnverified: securityDocument("AuthorizationPolicy", "x", `
 selector: {matchLabels: {app: reviews}}
 rules:
 - when:
   - key: request.auth.claims[iss] # here
     values: [a]`),
-		config.HTTPRuleOnTCP: security("AuthorizationPolicy", "x", `
+		config.HTTPRuleOnTCP: securityDocument("AuthorizationPolicy", "x", `
 selector: {matchLabels: {app: db}}
 action: DENY
 rules:

@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/analysis"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/compare"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config/dirstore"
@@ -37,5 +38,5 @@ func offline(files []controlplane.DiffFile) (*snapshot.Snapshot, []config.Proble
 	}
 	store, problems := dirstore.ReadTexts(texts, config.Parser{Check: envoyfilter.Check}, nil)
 	s := snapshot.Build(nil, snapshot.Inputs{Store: store}, nil)
-	return s, append(problems, config.Unsuppressed(s.Problems(), store)...)
+	return s, append(problems, config.Unsuppressed(analysis.Check(s), store)...)
 }

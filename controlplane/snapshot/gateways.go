@@ -27,7 +27,7 @@ func (s *Snapshot) Gateways(labels map[string]string) []Gateway {
 	return out
 }
 
-// AllGateways returns the Gateways of all routers, oldest first.
+// AllGateways returns the Gateways of all routers, oldest first. The caller must not change the list.
 func (s *Snapshot) AllGateways() []Gateway { return s.gateways }
 
 func newGateways(resources []*config.Resource) []Gateway {

@@ -3,8 +3,6 @@ package snapshot
 import (
 	"sort"
 	"strings"
-
-	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
 // MatchHost reports whether a pattern ("reviews.default.svc.cluster.local", "*.example.com", "*") matches every host
@@ -77,14 +75,4 @@ func exportedTo(exportTo []string, owner, namespace string) bool {
 		}
 	}
 	return false
-}
-
-// nearestHost returns the candidate that is most similar to a misspelled host, or "". The permitted distance depends on
-// the length of the first label, because the other labels are long and common to many hosts.
-func nearestHost(written string, candidates []string) string {
-	first, _, _ := strings.Cut(written, ".")
-	if len(first) <= 2 {
-		return suggest.ClosestWithin(written, candidates, 1)
-	}
-	return suggest.ClosestWithin(written, candidates, max(2, len(first)/3))
 }

@@ -74,9 +74,8 @@ type Snapshot struct {
 	instances       map[*registry.Service]*Instances
 	selecting       map[string][]*registry.Service // services with a selector, by namespace
 
-	notes   *notes
-	checked *check
-	memos   sync.Map // derived values by key
+	notes *notes
+	memos sync.Map // derived values by key
 }
 
 // Memo returns the cached value of a key. At the first call it computes the value with derive. The key must contain
@@ -99,7 +98,6 @@ func Build(prev *Snapshot, in Inputs, changed []config.Key) *Snapshot {
 	b.buildPolicies()
 	b.buildInstances()
 	b.buildWorld()
-	b.next.checked = b.prev.checked.next()
 	return b.next
 }
 

@@ -169,7 +169,7 @@ func (v *VirtualService) equal(o *VirtualService) bool {
 	return slices.Equal(v.Hosts, o.Hosts) && slices.Equal(v.from, o.from) && (len(v.from) == 0 || proto.Equal(v.Spec, o.Spec))
 }
 
-// VirtualServices returns the VirtualServices with hosts, oldest first.
+// VirtualServices returns the VirtualServices with hosts, oldest first. The caller must not change the list.
 func (s *Snapshot) VirtualServices() []*VirtualService { return s.index.virtualServices.all }
 
 // Delegate returns the document to which a route of a VirtualService delegates. It returns nil if the document does not

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/analysis"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
@@ -84,13 +85,13 @@ metadata: {name: edge, namespace: shop}
 spec: {selector: {app: a}, servers: [{port: {number: 8080, name: http, protocol: HTTP}, hosts: ["*"], defaultEndpoint: "`+c.endpoint+`"}]}
 `)
 		found := 0
-		for _, p := range s.Problems() {
+		for _, p := range analysis.Check(s) {
 			if p.Code == config.EndpointRefused && strings.HasSuffix(p.Field, ".defaultEndpoint") && p.Value == c.endpoint && p.Remedy != "" {
 				found++
 			}
 		}
 		if (found == 2) != c.refused {
-			t.Errorf("%s: %d findings of the expected code in %v", c.endpoint, found, s.Problems())
+			t.Errorf("%s: %d findings of the expected code in %v", c.endpoint, found, analysis.Check(s))
 		}
 		for _, kind := range []string{"sidecar", "router"} {
 			p := nodeProxy(t, kind+"~10.1.1.1~a.shop~shop.svc.cluster.local", "a")
@@ -118,7 +119,7 @@ spec: {selector: {app: edge}, servers: [{port: {number: 8080, name: http, protoc
 	if text := describeEndpoints(t, s, p); strings.Contains(text, "8081") {
 		t.Errorf("the gateway has a cluster for the refused endpoint:\n%s", text)
 	}
-	if problems := s.Problems(); len(problems) != 1 || problems[0].Code != config.EndpointRefused || problems[0].Field != "spec.servers[0].defaultEndpoint" {
+	if problems := analysis.Check(s); len(problems) != 1 || problems[0].Code != config.EndpointRefused || problems[0].Field != "spec.servers[0].defaultEndpoint" {
 		t.Errorf("problems are %v", problems)
 	}
 }

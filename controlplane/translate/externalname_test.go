@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	meshconfig "istio.io/api/mesh/v1alpha1"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/analysis"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
@@ -167,7 +168,7 @@ metadata: {name: two, namespace: shop}
 spec: {action: CUSTOM, provider: {name: hidden}, rules: [{}]}
 `)
 	var reported []string
-	for _, p := range m.snap.Problems() {
+	for _, p := range analysis.Check(m.snap) {
 		if p.Code == config.UnknownProvider {
 			reported = append(reported, p.Key.Name+": "+p.Message)
 		}

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	meshconfig "istio.io/api/mesh/v1alpha1"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/analysis"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
@@ -146,7 +147,7 @@ func firstDifference(want, got string) string {
 
 func (tp topic) render(t *testing.T) string {
 	var b strings.Builder
-	for _, p := range tp.mesh.snap.Problems() {
+	for _, p := range analysis.Check(tp.mesh.snap) {
 		fmt.Fprintf(&b, "# %s\n", p)
 	}
 	for _, description := range tp.proxies {

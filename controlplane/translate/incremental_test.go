@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/analysis"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
@@ -29,6 +30,7 @@ type editedMesh struct {
 	*testMesh
 	edits   *meshfuzz.Mesh
 	proxies []*translate.Proxy
+	checker analysis.Checker
 	has     []map[string]map[string]string
 }
 
@@ -89,7 +91,7 @@ func (e *editedMesh) compare(t *testing.T, what string) {
 				}
 			}
 		}
-		if got, want := e.snap.Problems(), fresh.Problems(); !slices.Equal(got, want) {
+		if got, want := e.checker.Check(e.snap), analysis.Check(fresh); !slices.Equal(got, want) {
 			t.Errorf("%s: the incremental snapshot has the problems %v, the full one %v", what, got, want)
 		}
 	}

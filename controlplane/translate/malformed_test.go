@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/analysis"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
@@ -248,7 +249,7 @@ func (m *malformedMesh) applyAndRemove(t *testing.T, i int, document []byte, tak
 	}
 	m.store.Put(taken...)
 	m.rebuild(keys(taken))
-	_ = m.snap.Problems()
+	_ = analysis.Check(m.snap)
 	for _, p := range m.proxies {
 		m.valid(t, m.snap, p, fmt.Sprintf("document %d\n%s", i, document))
 	}

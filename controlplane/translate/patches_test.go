@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/analysis"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
@@ -20,7 +21,7 @@ func TestPatchesThatEnvoyWouldRejectAreSkipped(t *testing.T) {
 		listResources(t, m.snap, description)
 	}
 	var reported []string
-	for _, p := range m.snap.Problems() {
+	for _, p := range analysis.Check(m.snap) {
 		if p.Code == config.PatchSkipped {
 			reported = append(reported, p.Field+" "+p.Value+" "+p.Message)
 			if p.At.Line == 0 || p.Key.Name != "second" {
@@ -124,7 +125,7 @@ spec:
 		if strings.Contains(all, "marked") != want || !strings.Contains(all, "other") {
 			t.Errorf("Envoy %s receives the filter: %t", version, !want)
 		}
-		if reported := fmt.Sprint(m.snap.Problems()); strings.Contains(reported, "requires Envoy 1.40 or later") == want {
+		if reported := fmt.Sprint(analysis.Check(m.snap)); strings.Contains(reported, "requires Envoy 1.40 or later") == want {
 			t.Errorf("problems for Envoy %s: %s", version, reported)
 		}
 	}
@@ -147,7 +148,7 @@ func TestSkippedPatchOfSharedResourceIsReported(t *testing.T) {
 		proxies, leave = append(proxies, p), append(leave, cancel)
 	}
 	reported := func() (lines []int) {
-		for _, p := range m.snap.Problems() {
+		for _, p := range analysis.Check(m.snap) {
 			if p.Code == config.PatchSkipped {
 				lines = append(lines, p.At.Line)
 			}

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/analysis"
 )
 
 // TestSidecarsDoNotParsePROXYHeaders confirms the effects that a finding describes: HTTP and mutual TLS connections
@@ -26,25 +28,25 @@ func TestSidecarsDoNotParsePROXYHeaders(t *testing.T) {
 
 		const header = "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: header, namespace: back}\nspec: {host: server, trafficPolicy: {proxyProtocol: {}}}\n"
 		isReported := func() bool {
-			return strings.Contains(fmt.Sprint(w.snap.Problems()), "sidecars serve server.back.svc.cluster.local, and expect no header of the PROXY protocol: calls to it fail")
+			return strings.Contains(fmt.Sprint(analysis.Check(w.snap)), "sidecars serve server.back.svc.cluster.local, and expect no header of the PROXY protocol: calls to it fail")
 		}
 		w.change(header)
 		w.expectClosed(requests)
 		w.expectClosed(bytes)
 		if !isReported() {
-			t.Errorf("the finding is missing in %v", w.snap.Problems())
+			t.Errorf("the finding is missing in %v", analysis.Check(w.snap))
 		}
 
 		w.change("apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: default, namespace: back}\nspec: {mtls: {mode: DISABLE}}\n")
 		w.expect(200, "PROXY TCP4 ", bytes)
 		w.expectClosed(requests)
 		if !isReported() {
-			t.Errorf("the finding for HTTP is missing in %v", w.snap.Problems())
+			t.Errorf("the finding for HTTP is missing in %v", analysis.Check(w.snap))
 		}
 		w.change(strings.Replace(pair[:strings.Index(pair, "---")], "{name: http, port: 80, targetPort: 8080}, ", "", 1))
 		w.expect(200, "PROXY TCP4 ", bytes)
 		if isReported() {
-			t.Errorf("the finding is reported for a working configuration: %v", w.snap.Problems())
+			t.Errorf("the finding is reported for a working configuration: %v", analysis.Check(w.snap))
 		}
 	})
 }

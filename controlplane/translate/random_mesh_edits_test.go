@@ -11,6 +11,7 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	meshconfig "istio.io/api/mesh/v1alpha1"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/analysis"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
@@ -221,7 +222,7 @@ func hostsOf(t testing.TB, snap *snapshot.Snapshot, p *translate.Proxy) map[stri
 
 func problemTexts(s *snapshot.Snapshot) []string {
 	var out []string
-	for _, p := range s.Problems() {
+	for _, p := range analysis.Check(s) {
 		out = append(out, p.String())
 	}
 	slices.Sort(out)

@@ -1,4 +1,4 @@
-package snapshot
+package analysis
 
 import (
 	"fmt"
@@ -10,11 +10,12 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
 // reportUnknownHost reports a host in a document that does not exist, or that is not exported to the document's
 // namespace.
-func (c *checker) reportUnknownHost(r *config.Resource, field, host, so string) {
+func (c *snapshotCheck) reportUnknownHost(r *config.Resource, field, host, so string) {
 	full := c.s.Registry.ResolveHostname(host, r.Namespace)
 	for _, svc := range c.s.Registry.ByHostname(c.s.Registry.Target(full)) {
 		for known := range svc.WithAliases() {
@@ -31,13 +32,13 @@ func (c *checker) reportUnknownHost(r *config.Resource, field, host, so string) 
 }
 
 // checkEmptySubset reports a subset without endpoints, if the service has endpoints.
-func (c *checker) checkEmptySubset(v *VirtualService, d DestinationRef, svc *registry.Service, subset *networking.Subset) {
+func (c *snapshotCheck) checkEmptySubset(v *snapshot.VirtualService, d snapshot.DestinationRef, svc *registry.Service, subset *networking.Subset) {
 	instances := c.s.Instances(svc)
 	if instances == nil || len(instances.Endpoints) == 0 || len(subset.GetLabels()) == 0 {
 		return
 	}
 	for _, e := range instances.Endpoints {
-		if Selects(subset.GetLabels(), e.Labels) {
+		if snapshot.Selects(subset.GetLabels(), e.Labels) {
 			return
 		}
 	}
@@ -47,12 +48,12 @@ func (c *checker) checkEmptySubset(v *VirtualService, d DestinationRef, svc *reg
 }
 
 // checkEgressPort reports a Sidecar's listener for a port that none of its visible services has.
-func (c *checker) checkEgressPort(r *config.Resource, field string, listener *networking.IstioEgressListener) {
+func (c *snapshotCheck) checkEgressPort(r *config.Resource, field string, listener *networking.IstioEgressListener) {
 	number := listener.GetPort().GetNumber()
 	if number == 0 || r.Namespace == c.s.Mesh.GetRootNamespace() { // its Sidecar applies to other namespaces, too
 		return
 	}
-	hosts := NewEgressHosts(&networking.Sidecar{Egress: []*networking.IstioEgressListener{listener}}, r.Namespace)
+	hosts := snapshot.NewEgressHosts(&networking.Sidecar{Egress: []*networking.IstioEgressListener{listener}}, r.Namespace)
 	if number == 80 && c.anyRuleHost(r.Namespace, hosts) {
 		return
 	}
@@ -77,14 +78,14 @@ func (c *checker) checkEgressPort(r *config.Resource, field string, listener *ne
 }
 
 // anyRuleHost reports whether a VirtualService has one of the hosts. Such a host exists without a service, on port 80.
-func (c *checker) anyRuleHost(namespace string, hosts EgressHosts) bool {
-	return slices.ContainsFunc(c.w.virtualServices.byGateway[MeshGateway], func(v *VirtualService) bool {
-		return v.VisibleTo(namespace) && slices.ContainsFunc(v.Hosts, func(host string) bool { return hosts.Contains(v.Namespace, host) })
+func (c *snapshotCheck) anyRuleHost(namespace string, hosts snapshot.EgressHosts) bool {
+	return slices.ContainsFunc(c.s.VirtualServices(), func(v *snapshot.VirtualService) bool {
+		return v.IsForGateway(snapshot.MeshGateway) && v.VisibleTo(namespace) && slices.ContainsFunc(v.Hosts, func(host string) bool { return hosts.Contains(v.Namespace, host) })
 	})
 }
 
 // checkAlias reports a rule for an alias of a service, because calls by the alias use the service's rules.
-func (c *checker) checkAlias(r *config.Resource, field, written, host string) bool {
+func (c *snapshotCheck) checkAlias(r *config.Resource, field, written, host string) bool {
 	to := c.s.Registry.Target(host)
 	if to != host {
 		c.reportNoEffect(r, field, written, fmt.Sprintf("is another name of %s: sidecars follow the rules for that in calls by either name, and not this one", to), "write the rule for "+to)

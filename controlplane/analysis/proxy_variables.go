@@ -1,4 +1,4 @@
-package snapshot
+package analysis
 
 import (
 	"fmt"
@@ -8,21 +8,25 @@ import (
 	networkingbeta "istio.io/api/networking/v1beta1"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
 // checkProxyVariables reports the variables of ProxyConfigs that have no effect, because their author is a tenant.
-func (c *checker) checkProxyVariables() {
+func (c *snapshotCheck) checkProxyVariables() {
+	if !c.s.Inputs().StartsProxies {
+		return
+	}
 	root := c.s.Mesh.GetRootNamespace()
-	for _, r := range c.s.resources[config.ProxyConfig] {
+	for _, r := range c.s.Resources(config.ProxyConfig) {
 		spec := r.Spec.(*networkingbeta.ProxyConfig)
-		if !c.s.startsProxies || r.Namespace == root {
+		if r.Namespace == root {
 			continue
 		}
 		for _, name := range slices.Sorted(maps.Keys(spec.GetEnvironmentVariables())) {
-			if !IsTenantVariable(name) {
+			if !snapshot.IsTenantVariable(name) {
 				c.reportNoEffect(r, "spec.environmentVariables["+name+"]", name,
 					"the variable is left out: only ProxyConfigs in the root namespace may set it",
-					fmt.Sprintf("remove it, or set it in a ProxyConfig in namespace %s; others may set %s… and documented settings for tuning", root, metadataPrefix))
+					fmt.Sprintf("remove it, or set it in a ProxyConfig in namespace %s; others may set ISTIO_META_… and documented settings for tuning", root))
 			}
 		}
 	}

@@ -1,4 +1,4 @@
-package snapshot
+package analysis
 
 import (
 	"cmp"
@@ -35,7 +35,7 @@ func addressField(r *config.Resource, address netip.Addr) string {
 
 // checkPortProtocols reports services of the same workloads whose protocols for one port differ in a way that matters
 // to proxies.
-func (c *checker) checkPortProtocols() {
+func (c *snapshotCheck) checkPortProtocols() {
 	type listed struct {
 		namespace, labels, name string
 		number                  uint32
@@ -45,8 +45,8 @@ func (c *checker) checkPortProtocols() {
 		port    registry.Port
 	}
 	first := map[listed]by{}
-	for _, namespace := range slices.Sorted(maps.Keys(c.s.selecting)) {
-		for _, svc := range c.s.selecting[namespace] { // sorted by hostname
+	for _, namespace := range slices.Sorted(maps.Keys(c.selecting)) {
+		for _, svc := range c.selecting[namespace] { // sorted by hostname
 			for _, p := range svc.Ports {
 				if p.Protocol == registry.UDP || p.Protocol == registry.Undeclared {
 					continue

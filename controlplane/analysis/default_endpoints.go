@@ -1,4 +1,4 @@
-package snapshot
+package analysis
 
 import (
 	"fmt"
@@ -6,24 +6,12 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
-	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
-
-// RefuseDefault returns why a proxy does not connect to the defaultEndpoint of a document. Documents of the proxy's own
-// namespace and of the mesh's root namespace may name ports of applications on the proxy's loopback addresses.
-func (s *Snapshot) RefuseDefault(endpoint, documentNamespace, proxyNamespace string) registry.Refusal {
-	switch {
-	case endpoint == "":
-		return registry.Refusal{}
-	case documentNamespace == proxyNamespace || documentNamespace == s.Mesh.GetRootNamespace():
-		return s.Registry.Options().RefuseOwn(endpoint)
-	}
-	return s.Registry.Options().RefuseForeign(endpoint)
-}
 
 // checkSidecarEndpoints records findings about the defaultEndpoints of a Sidecar. A listener without one that has its own
 // address leads to the same port on loopback.
-func (c *checker) checkSidecarEndpoints(r *config.Resource, spec *networking.Sidecar) {
+func (c *snapshotCheck) checkSidecarEndpoints(r *config.Resource, spec *networking.Sidecar) {
 	for i, listener := range spec.GetIngress() {
 		field, endpoint := fmt.Sprintf("spec.ingress[%d].defaultEndpoint", i), listener.GetDefaultEndpoint()
 		if endpoint == "" && (listener.GetBind() != "" || listener.GetCaptureMode() == networking.CaptureMode_NONE) {
@@ -34,7 +22,7 @@ func (c *checker) checkSidecarEndpoints(r *config.Resource, spec *networking.Sid
 }
 
 // checkGatewayEndpoints records findings about the defaultEndpoints of a Gateway for its gateways in other namespaces.
-func (c *checker) checkGatewayEndpoints(g Gateway) {
+func (c *snapshotCheck) checkGatewayEndpoints(g snapshot.Gateway) {
 	at := g.Namespace
 	for _, namespace := range c.selectedNamespaces {
 		if namespace != g.Namespace {
@@ -46,7 +34,7 @@ func (c *checker) checkGatewayEndpoints(g Gateway) {
 	}
 }
 
-func (c *checker) checkDefaultEndpoint(r *config.Resource, field, endpoint, proxyNamespace string) {
+func (c *snapshotCheck) checkDefaultEndpoint(r *config.Resource, field, endpoint, proxyNamespace string) {
 	if refusal := c.s.RefuseDefault(endpoint, r.Namespace, proxyNamespace); refusal.Reason != "" {
 		c.reportWarning(config.EndpointRefused, r, field, endpoint, refusal.Message(), refusal.Remedy)
 	}

@@ -1,4 +1,4 @@
-package snapshot
+package analysis_test
 
 import (
 	"strings"
@@ -82,7 +82,7 @@ spec: {action: CUSTOM, provider: {name: opa}, rules: [{}]}
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newTestMesh(t, nil, mesh+tc.document)
-			got := m.Problems()
+			got := m.check()
 			if len(got) != 1 || !strings.Contains(got[0].String(), tc.want) {
 				t.Errorf("problems:\n%s\nnot:\n%s", problems(m), tc.want)
 			}

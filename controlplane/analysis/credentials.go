@@ -1,4 +1,4 @@
-package snapshot
+package analysis
 
 import (
 	"crypto/x509"
@@ -11,12 +11,13 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
 // checkCertificates reports certificates that have expired or are not valid yet. Its findings contain no other content
 // of Secrets.
-func (c *checker) checkCertificates(now time.Time) {
-	for _, r := range c.s.resources[config.Secret] {
+func (c *snapshotCheck) checkCertificates(now time.Time) {
+	for _, r := range c.s.Resources(config.Secret) {
 		block, _ := pem.Decode(r.Spec.(*config.SecretSpec).Certificate)
 		if block == nil {
 			continue
@@ -40,8 +41,8 @@ func (c *checker) checkCertificates(now time.Time) {
 
 // checkGateways reports Secrets of Gateways that do not exist, or that are not in the namespace of the Gateway's
 // workloads, where they must be.
-func (c *checker) checkGateways() {
-	for _, g := range c.s.gateways {
+func (c *snapshotCheck) checkGateways() {
+	for _, g := range c.s.AllGateways() {
 		c.selectedNamespaces = c.workloadNamespaces(g.Spec.GetSelector())
 		for i, server := range g.Spec.GetServers() {
 			field := fmt.Sprintf("spec.servers[%d].tls", i)
@@ -52,7 +53,7 @@ func (c *checker) checkGateways() {
 	}
 }
 
-func (c *checker) checkServerCredentials(r *config.Resource, field string, settings *networking.ServerTLSSettings) {
+func (c *snapshotCheck) checkServerCredentials(r *config.Resource, field string, settings *networking.ServerTLSSettings) {
 	if name := settings.GetCredentialName(); name != "" {
 		c.checkServerCredential(r, field+".credentialName", name, "certificate and key")
 	}
@@ -70,7 +71,7 @@ func (c *checker) checkServerCredentials(r *config.Resource, field string, setti
 }
 
 // workloadNamespaces returns the namespaces with known workloads that have the labels, or nil.
-func (c *checker) workloadNamespaces(labels map[string]string) []string {
+func (c *snapshotCheck) workloadNamespaces(labels map[string]string) []string {
 	var found []string
 	for _, namespace := range c.namespacesOf("", true) {
 		if some, _ := c.s.Registry.Workloads(namespace, labels); len(some) > 0 {
@@ -81,14 +82,14 @@ func (c *checker) workloadNamespaces(labels map[string]string) []string {
 }
 
 // checkClientCredentials reports missing Secrets of a DestinationRule.
-func (c *checker) checkClientCredentials(r *config.Resource, field string, policy *networking.TrafficPolicy) {
+func (c *snapshotCheck) checkClientCredentials(r *config.Resource, field string, policy *networking.TrafficPolicy) {
 	c.checkClientCredential(r, field+".tls", policy.GetTls())
 	for i, ps := range policy.GetPortLevelSettings() {
 		c.checkClientCredential(r, fmt.Sprintf("%s.portLevelSettings[%d].tls", field, i), ps.GetTls())
 	}
 }
 
-func (c *checker) checkClientCredential(r *config.Resource, field string, settings *networking.ClientTLSSettings) {
+func (c *snapshotCheck) checkClientCredential(r *config.Resource, field string, settings *networking.ClientTLSSettings) {
 	name, message := settings.GetCredentialName(), ""
 	switch {
 	case name == "":
@@ -105,17 +106,28 @@ func (c *checker) checkClientCredential(r *config.Resource, field string, settin
 }
 
 // anySecret reports whether any namespace has a Secret with a certificate, or with CA certificates, for a name.
-func (c *checker) anySecret(name string, authorities bool) bool {
-	candidates := c.s.secrets.byName[name]
+func (c *snapshotCheck) anySecret(name string, authorities bool) bool {
+	candidates := c.secretsNamed(name)
 	if authorities {
-		candidates = slices.Concat(candidates, c.s.secrets.byName[strings.TrimSuffix(name, CASuffix)], c.s.secrets.byName[name+CASuffix])
+		candidates = slices.Concat(candidates, c.secretsNamed(strings.TrimSuffix(name, snapshot.CASuffix)), c.secretsNamed(name+snapshot.CASuffix))
 	}
 	return slices.ContainsFunc(candidates, func(s *config.SecretSpec) bool {
 		return authorities && len(s.Authorities) > 0 || !authorities && len(s.Certificate) > 0
 	})
 }
 
-func (c *checker) checkServerCredential(r *config.Resource, field, name, part string) {
+// secretsNamed returns the Secrets of all namespaces with a name.
+func (c *snapshotCheck) secretsNamed(name string) []*config.SecretSpec {
+	if c.secrets == nil {
+		c.secrets = map[string][]*config.SecretSpec{}
+		for _, r := range c.s.Resources(config.Secret) {
+			c.secrets[r.Name] = append(c.secrets[r.Name], r.Spec.(*config.SecretSpec))
+		}
+	}
+	return c.secrets[name]
+}
+
+func (c *snapshotCheck) checkServerCredential(r *config.Resource, field, name, part string) {
 	authorities := part == "authorities"
 	if c.anySecret(name, authorities) {
 		c.checkCredentialNamespace(r, field, name, authorities)
@@ -123,16 +135,16 @@ func (c *checker) checkServerCredential(r *config.Resource, field, name, part st
 	}
 	message, remedy := "no Secret with this name has a certificate, so the proxy refuses connections to this server", "add a Secret with tls.crt and tls.key to the namespace of the proxy's workload"
 	if authorities {
-		message, remedy = "no Secret has the CA certificates for client certificates, so the proxy refuses connections to this server", "add ca.crt to the Secret, or a Secret "+name+CASuffix
+		message, remedy = "no Secret has the CA certificates for client certificates, so the proxy refuses connections to this server", "add ca.crt to the Secret, or a Secret "+name+snapshot.CASuffix
 	}
 	c.reportWarning(config.UnknownCredential, r, field, name, message, remedy)
 }
 
 // checkCredentialNamespace reports a Secret that is not in any namespace of the server's known workloads.
-func (c *checker) checkCredentialNamespace(r *config.Resource, field, name string, authorities bool) {
+func (c *snapshotCheck) checkCredentialNamespace(r *config.Resource, field, name string, authorities bool) {
 	has := func(namespace string) bool {
 		if authorities {
-			return c.s.CACertificates(namespace, strings.TrimSuffix(name, CASuffix)) != nil || c.s.CACertificates(namespace, name) != nil
+			return c.s.CACertificates(namespace, strings.TrimSuffix(name, snapshot.CASuffix)) != nil || c.s.CACertificates(namespace, name) != nil
 		}
 		return c.s.Certificate(namespace, name) != nil
 	}

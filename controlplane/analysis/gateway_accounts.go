@@ -1,4 +1,4 @@
-package snapshot
+package analysis
 
 import (
 	"fmt"
@@ -6,10 +6,11 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
 // checkGatewayAccounts reports the Secrets of a server that no account may use.
-func (c *checker) checkGatewayAccounts(g Gateway, field string, settings *networking.ServerTLSSettings) {
+func (c *snapshotCheck) checkGatewayAccounts(g snapshot.Gateway, field string, settings *networking.ServerTLSSettings) {
 	if name := settings.GetCredentialName(); name != "" {
 		c.checkGatewayAccount(g, field+".credentialName", name)
 	}
@@ -19,14 +20,13 @@ func (c *checker) checkGatewayAccounts(g Gateway, field string, settings *networ
 }
 
 // checkGatewayAccount reports a Secret that no account may use.
-func (c *checker) checkGatewayAccount(g Gateway, field, name string) {
+func (c *snapshotCheck) checkGatewayAccount(g snapshot.Gateway, field, name string) {
 	exists := false
-	for _, r := range c.s.resources[config.Secret] {
+	for _, r := range c.s.Resources(config.Secret) {
 		if r.Name != name {
 			continue
 		}
-		isKnown := func(account string) bool { return account != "" }
-		if r.Spec.(*config.SecretSpec).Accounts != nil || c.s.anyGatewayAccount(g, r.Namespace, isKnown) {
+		if r.Spec.(*config.SecretSpec).Accounts != nil || c.s.HasGatewayAccount(g, r.Namespace) {
 			return
 		}
 		exists = true

@@ -1,4 +1,4 @@
-package snapshot
+package analysis
 
 import (
 	"fmt"
@@ -9,6 +9,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
 // maxComparedRoutes limits the number of earlier matches that are compared with a match, because comparing all pairs of
@@ -16,7 +17,7 @@ import (
 const maxComparedRoutes = 1000
 
 // checkRoutes reports unreachable routes of a VirtualService, and weights that look like wrong percentages.
-func (c *checker) checkRoutes(v *VirtualService) {
+func (c *snapshotCheck) checkRoutes(v *snapshot.VirtualService) {
 	var before []earlier[*networking.HTTPMatchRequest]
 	for i, r := range v.Spec.GetHttp() {
 		at := routeAt{"http", i}
@@ -45,7 +46,7 @@ type routeAt struct {
 
 func (r routeAt) String() string { return fmt.Sprintf("spec.%s[%d]", r.list, r.i) }
 
-func weights[D interface{ GetWeight() int32 }](c *checker, v *VirtualService, at routeAt, to []D) {
+func weights[D interface{ GetWeight() int32 }](c *snapshotCheck, v *snapshot.VirtualService, at routeAt, to []D) {
 	total := 0
 	for _, d := range to {
 		total += int(d.GetWeight())
@@ -72,7 +73,7 @@ func (e earlier[M]) String() string {
 
 // reportUnreachable reports a route, or some of its matches, that earlier matches cover completely. It returns the extended
 // list of earlier matches.
-func reportUnreachable[M matchWithPort](c *checker, v *VirtualService, at routeAt, matches []M, before []earlier[M], covers func(a, b M) bool) []earlier[M] {
+func reportUnreachable[M matchWithPort](c *snapshotCheck, v *snapshot.VirtualService, at routeAt, matches []M, before []earlier[M], covers func(a, b M) bool) []earlier[M] {
 	var own []earlier[M]
 	for j, m := range matches {
 		if e := (earlier[M]{match: m, route: at, at: j}); !c.checkUnreachableMatch(v, m, e) {
@@ -115,14 +116,14 @@ type matchWithPort interface {
 
 // checkUnreachableMatch reports a match for gateways to which the rule is not bound, or for a port that does not exist
 // there.
-func (c *checker) checkUnreachableMatch(v *VirtualService, m matchWithPort, at fmt.Stringer) bool {
+func (c *snapshotCheck) checkUnreachableMatch(v *snapshot.VirtualService, m matchWithPort, at fmt.Stringer) bool {
 	if len(v.Gateways) == 0 {
 		return false // a delegate
 	}
 	bound := v.Gateways
 	if named := m.GetGateways(); len(named) > 0 {
 		bound = slices.DeleteFunc(slices.Clone(bound), func(g string) bool {
-			return !slices.ContainsFunc(named, func(name string) bool { return GatewayName(name, v.Namespace) == g })
+			return !slices.ContainsFunc(named, func(name string) bool { return snapshot.GatewayName(name, v.Namespace) == g })
 		})
 		if len(bound) == 0 {
 			c.reportWarning(config.UnreachableRoute, v.Resource, at.String()+".gateways", strings.Join(named, ", "),
@@ -140,10 +141,10 @@ func (c *checker) checkUnreachableMatch(v *VirtualService, m matchWithPort, at f
 
 // canArrive reports whether traffic can arrive at a port of a gateway, or of a rule's hosts at sidecars. If the gateway
 // or host is unknown, it returns true.
-func (c *checker) canArrive(v *VirtualService, gateway string, port uint32) bool {
-	if gateway != MeshGateway {
-		i := slices.IndexFunc(c.s.gateways, func(g Gateway) bool { return g.FullName() == gateway })
-		return i < 0 || slices.ContainsFunc(c.s.gateways[i].Spec.GetServers(), func(s *networking.Server) bool { return s.GetPort().GetNumber() == port })
+func (c *snapshotCheck) canArrive(v *snapshot.VirtualService, gateway string, port uint32) bool {
+	if gateway != snapshot.MeshGateway {
+		i := slices.IndexFunc(c.s.AllGateways(), func(g snapshot.Gateway) bool { return g.FullName() == gateway })
+		return i < 0 || slices.ContainsFunc(c.s.AllGateways()[i].Spec.GetServers(), func(s *networking.Server) bool { return s.GetPort().GetNumber() == port })
 	}
 	return slices.ContainsFunc(v.Hosts, func(host string) bool {
 		services := c.s.Registry.ByHostname(host)
@@ -155,7 +156,7 @@ func (c *checker) canArrive(v *VirtualService, gateway string, port uint32) bool
 }
 
 // coversHTTP reports whether a matches all requests that b matches. If this cannot be decided, it returns false.
-func coversHTTP(v *VirtualService, a, b *networking.HTTPMatchRequest) bool {
+func coversHTTP(v *snapshot.VirtualService, a, b *networking.HTTPMatchRequest) bool {
 	return coversURI(a, b) &&
 		coversString(a.GetScheme(), b.GetScheme(), false) &&
 		coversString(a.GetMethod(), b.GetMethod(), false) &&
@@ -174,8 +175,8 @@ type fromSource interface {
 	GetGateways() []string
 }
 
-func coversSource(v *VirtualService, a, b fromSource) bool {
-	if !Selects(a.GetSourceLabels(), b.GetSourceLabels()) || a.GetSourceNamespace() != "" && a.GetSourceNamespace() != b.GetSourceNamespace() {
+func coversSource(v *snapshot.VirtualService, a, b fromSource) bool {
+	if !snapshot.Selects(a.GetSourceLabels(), b.GetSourceLabels()) || a.GetSourceNamespace() != "" && a.GetSourceNamespace() != b.GetSourceNamespace() {
 		return false
 	}
 	if len(a.GetGateways()) == 0 {
@@ -187,7 +188,7 @@ func coversSource(v *VirtualService, a, b fromSource) bool {
 	}
 	for _, g := range gateways {
 		if !slices.ContainsFunc(a.GetGateways(), func(has string) bool {
-			return GatewayName(has, v.Namespace) == GatewayName(g, v.Namespace)
+			return snapshot.GatewayName(has, v.Namespace) == snapshot.GatewayName(g, v.Namespace)
 		}) {
 			return false
 		}
@@ -258,14 +259,14 @@ func coversNot(a, b map[string]*networking.StringMatch) bool {
 	return true
 }
 
-func coversL4(v *VirtualService, a, b *networking.L4MatchAttributes) bool {
+func coversL4(v *snapshot.VirtualService, a, b *networking.L4MatchAttributes) bool {
 	return (a.GetPort() == 0 || a.GetPort() == b.GetPort()) && coversSubnets(a.GetDestinationSubnets(), b.GetDestinationSubnets()) &&
 		a.GetSourceSubnet() == "" && coversSource(v, a, b)
 }
 
-func coversTLS(v *VirtualService, a, b *networking.TLSMatchAttributes) bool {
+func coversTLS(v *snapshot.VirtualService, a, b *networking.TLSMatchAttributes) bool {
 	for _, host := range b.GetSniHosts() {
-		if !slices.ContainsFunc(a.GetSniHosts(), func(pattern string) bool { return MatchHost(pattern, host) }) {
+		if !slices.ContainsFunc(a.GetSniHosts(), func(pattern string) bool { return snapshot.MatchHost(pattern, host) }) {
 			return false
 		}
 	}

@@ -1,4 +1,4 @@
-package snapshot
+package analysis
 
 import (
 	"cmp"
@@ -11,13 +11,24 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
+
+// checkPolicies reports AuthorizationPolicies that are not enforced as written.
+func (c *snapshotCheck) checkPolicies() {
+	for _, r := range c.s.Resources(config.AuthorizationPolicy) {
+		p := snapshot.Policy{Resource: r, Spec: r.Spec.(*security.AuthorizationPolicy)}
+		c.checkPolicy(p)
+		c.checkUnreachablePolicy(p)
+		c.checkIdentities(p)
+	}
+}
 
 // checkUnreachablePolicy reports conditions of an AuthorizationPolicy that cannot be met because of other documents or
 // the protocol.
-func (c *checker) checkUnreachablePolicy(p Policy) {
+func (c *snapshotCheck) checkUnreachablePolicy(p snapshot.Policy) {
 	labels := p.Spec.GetSelector().GetMatchLabels()
-	disabled := c.s.MTLSMode(p.Namespace, labels, 0) == Disable
+	disabled := c.s.MTLSMode(p.Namespace, labels, 0) == snapshot.Disable
 	tokens := c.mayVerifyTokens(p.Namespace, labels)
 	streams := c.tcpServices(p.Namespace, labels)
 	for i, rule := range p.Spec.GetRules() {
@@ -47,7 +58,7 @@ func (c *checker) checkUnreachablePolicy(p Policy) {
 	}
 }
 
-func (c *checker) checkHTTPOnTCP(p Policy, field string, streams []string) {
+func (c *snapshotCheck) checkHTTPOnTCP(p snapshot.Policy, field string, streams []string) {
 	message := "only HTTP has it, and these ports are not HTTP: " + strings.Join(truncateList(streams, 5), ", ") + ": "
 	severity := config.Info
 	switch p.Spec.GetAction() {
@@ -64,11 +75,11 @@ func (c *checker) checkHTTPOnTCP(p Policy, field string, streams []string) {
 }
 
 // checkHTTPRequirements reports TCP ports with an external authorizer over HTTP, which can check only requests.
-func (c *checker) checkHTTPRequirements(p Policy, field string, streams []string) {
+func (c *snapshotCheck) checkHTTPRequirements(p snapshot.Policy, field string, streams []string) {
 	if p.Spec.GetAction() != security.AuthorizationPolicy_CUSTOM || len(streams) == 0 {
 		return
 	}
-	if FindProvider(c.s.Mesh, p.Spec.GetProvider().GetName()).GetEnvoyExtAuthzHttp() == nil {
+	if snapshot.FindProvider(c.s.Mesh, p.Spec.GetProvider().GetName()).GetEnvoyExtAuthzHttp() == nil {
 		return
 	}
 	c.reportWarning(config.HTTPRuleOnTCP, p.Resource, field, "",
@@ -144,8 +155,8 @@ func limitsPorts(rule *security.Rule) bool {
 }
 
 // mayVerifyTokens reports whether a RequestAuthentication may apply to these workloads.
-func (c *checker) mayVerifyTokens(namespace string, labels map[string]string) bool {
-	for _, r := range c.s.resources[config.RequestAuthentication] {
+func (c *snapshotCheck) mayVerifyTokens(namespace string, labels map[string]string) bool {
+	for _, r := range c.s.Resources(config.RequestAuthentication) {
 		if r.Namespace != namespace && r.Namespace != c.s.Mesh.GetRootNamespace() {
 			continue
 		}
@@ -169,7 +180,7 @@ func areDisjoint(a, b map[string]string) bool {
 
 // tcpServices returns the service ports of these workloads with a protocol without visible requests. only limits the
 // result to some target ports.
-func (c *checker) tcpServices(namespace string, labels map[string]string, only ...uint32) []string {
+func (c *snapshotCheck) tcpServices(namespace string, labels map[string]string, only ...uint32) []string {
 	var out []string
 	for _, svc := range c.servicesOf(namespace, labels) {
 		for _, p := range svc.Ports {
@@ -185,8 +196,8 @@ func (c *checker) tcpServices(namespace string, labels map[string]string, only .
 }
 
 // checkPeerPorts reports ports in a PeerAuthentication that its workloads do not serve.
-func (c *checker) checkPeerPorts() {
-	for _, r := range c.s.resources[config.PeerAuthentication] {
+func (c *snapshotCheck) checkPeerPorts() {
+	for _, r := range c.s.Resources(config.PeerAuthentication) {
 		spec := r.Spec.(*security.PeerAuthentication)
 		for port := range spec.GetPortLevelMtls() {
 			c.checkWorkloadPort(r, spec.GetSelector().GetMatchLabels(), fmt.Sprintf("spec.portLevelMtls[%d]", port), port)

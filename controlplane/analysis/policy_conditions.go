@@ -1,19 +1,20 @@
-package snapshot
+package analysis
 
 import (
 	"fmt"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
 // checkPolicy reports conditions of an AuthorizationPolicy that are not enforced as written. An unsupported condition
 // never allows more requests, only fewer.
-func (c *checker) checkPolicy(p Policy) {
+func (c *snapshotCheck) checkPolicy(p snapshot.Policy) {
 	c.checkPolicyAction(p)
-	c.checkTargets(p.Resource, p.Spec)
+	c.checkTargets(p)
 	for i, rule := range p.Spec.GetRules() {
 		for j, when := range rule.GetWhen() {
-			if !IsKnownCondition(when.GetKey()) {
+			if !snapshot.IsKnownCondition(when.GetKey()) {
 				c.reportNoEffect(p.Resource, fmt.Sprintf("spec.rules[%d].when[%d].key", i, j), when.GetKey(),
 					"the condition is not supported: an ALLOW rule with it never matches, a DENY rule matches without regard to it",
 					"use an attribute of Istio's AuthorizationPolicy conditions")
@@ -23,10 +24,10 @@ func (c *checker) checkPolicy(p Policy) {
 }
 
 // checkTargets reports targets of a policy that do not exist in this mesh.
-func (c *checker) checkTargets(r *config.Resource, p policySpec) {
-	for i, ref := range config.PolicyTargets(p) {
+func (c *snapshotCheck) checkTargets(p snapshot.Policy) {
+	for i, ref := range config.PolicyTargets(p.Spec) {
 		if !config.TargetsGateway(ref) {
-			c.reportNoEffect(r, fmt.Sprintf("spec.targetRefs[%d]", i), ref.GetKind(), "there are no waypoints here: the policy has no effect on such a target",
+			c.reportNoEffect(p.Resource, fmt.Sprintf("spec.targetRefs[%d]", i), ref.GetKind(), "there are no waypoints here: the policy has no effect on such a target",
 				"select the workloads by label with spec.selector")
 		}
 	}

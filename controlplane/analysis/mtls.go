@@ -1,4 +1,4 @@
-package snapshot
+package analysis
 
 import (
 	"fmt"
@@ -6,9 +6,11 @@ import (
 	"strings"
 
 	networking "istio.io/api/networking/v1alpha3"
+	security "istio.io/api/security/v1beta1"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
 // callersTLS is a TLS setting of a DestinationRule.
@@ -45,7 +47,7 @@ func policyTLS(at string, p *networking.TrafficPolicy, subset map[string]string)
 }
 
 // checkCallerTLS compares the callers' TLS mode in a DestinationRule with the modes that the workloads accept.
-func (c *checker) checkCallerTLS(r *config.Resource) {
+func (c *snapshotCheck) checkCallerTLS(r *config.Resource) {
 	spec := r.Spec.(*networking.DestinationRule)
 	settings := tlsSettings(spec)
 	if len(settings) == 0 {
@@ -60,31 +62,31 @@ func (c *checker) checkCallerTLS(r *config.Resource) {
 }
 
 // servicesMatching returns the visible services that a host or pattern covers.
-func (c *checker) servicesMatching(host, namespace string) []*registry.Service {
+func (c *snapshotCheck) servicesMatching(host, namespace string) []*registry.Service {
 	candidates := c.s.Registry.ByHostname(host)
 	if strings.HasPrefix(host, "*") {
 		candidates = c.s.Registry.Services
 	}
 	var out []*registry.Service
 	for _, svc := range candidates {
-		if svc.VisibleTo(namespace) && MatchHost(host, svc.Hostname) {
+		if svc.VisibleTo(namespace) && snapshot.MatchHost(host, svc.Hostname) {
 			out = append(out, svc)
 		}
 	}
 	return out
 }
 
-func (c *checker) compareTLS(r *config.Resource, svc *registry.Service, t callersTLS) {
+func (c *snapshotCheck) compareTLS(r *config.Resource, svc *registry.Service, t callersTLS) {
 	var strict, mutual, plain int
 	for _, e := range c.s.Registry.Endpoints(svc) {
-		if t.port != 0 && e.ServicePort != t.port || slices.Contains(t.own, e.ServicePort) || !Selects(t.subset, e.Labels) || c.isGateway(e.Labels) {
+		if t.port != 0 && e.ServicePort != t.port || slices.Contains(t.own, e.ServicePort) || !snapshot.Selects(t.subset, e.Labels) || c.isGateway(e.Labels) {
 			continue // a gateway's servers specify what it accepts
 		}
 		mode := c.s.MTLSMode(e.Namespace, e.Labels, e.Port)
 		switch {
-		case svc.External || !e.MTLS || mode == Disable:
+		case svc.External || !e.MTLS || mode == snapshot.Disable:
 			plain++
-		case mode == Strict:
+		case mode == snapshot.Strict:
 			strict++
 		default:
 			mutual++
@@ -107,15 +109,14 @@ func (c *checker) compareTLS(r *config.Resource, svc *registry.Service, t caller
 
 // checkProxyProtocol reports a DestinationRule that sends PROXY protocol headers to sidecars, which treat them as
 // payload.
-func (c *checker) checkProxyProtocol(r *config.Resource) {
+func (c *snapshotCheck) checkProxyProtocol(r *config.Resource) {
 	spec := r.Spec.(*networking.DestinationRule)
-	rule := &DestinationRule{policy: spec.GetTrafficPolicy(), Subsets: spec.GetSubsets()}
 	check := func(field, subset string, of map[string]string, p *networking.TrafficPolicy) {
 		if p.GetProxyProtocol() == nil {
 			return
 		}
 		for _, svc := range c.servicesMatching(c.s.Registry.ResolveHostname(spec.GetHost(), r.Namespace), r.Namespace) {
-			if c.rejectsProxyHeader(svc, of, func(port uint32) Traffic { return rule.Traffic(subset, port) }) {
+			if c.rejectsProxyHeader(svc, of, func(port uint32) snapshot.Traffic { return snapshot.DocumentTraffic(spec, subset, port) }) {
 				c.reportWarning(config.Questionable, r, field+".proxyProtocol", p.GetProxyProtocol().GetVersion().String(),
 					fmt.Sprintf("sidecars serve %s, and expect no header of the PROXY protocol: calls to it fail", svc.Hostname),
 					"remove proxyProtocol: with mutual TLS the callee knows who calls")
@@ -131,20 +132,20 @@ func (c *checker) checkProxyProtocol(r *config.Resource) {
 
 // rejectsProxyHeader reports whether a sidecar of a service would parse the header as mutual TLS or as an HTTP request.
 // Other bytes are forwarded to the workload, which may expect the header.
-func (c *checker) rejectsProxyHeader(svc *registry.Service, subset map[string]string, traffic func(port uint32) Traffic) bool {
+func (c *snapshotCheck) rejectsProxyHeader(svc *registry.Service, subset map[string]string, traffic func(port uint32) snapshot.Traffic) bool {
 	return !svc.External && slices.ContainsFunc(c.s.Registry.Endpoints(svc), func(e registry.Endpoint) bool {
-		if !e.MTLS || !Selects(subset, e.Labels) || c.isGateway(e.Labels) {
+		if !e.MTLS || !snapshot.Selects(subset, e.Labels) || c.isGateway(e.Labels) {
 			return false
 		}
 		port, _ := svc.Port(e.ServicePort)
 		tls := traffic(e.ServicePort).TLS
-		mutual := tls == nil && c.s.MTLSMode(e.Namespace, e.Labels, e.Port) != Disable || tls.GetMode() == networking.ClientTLSSettings_ISTIO_MUTUAL
+		mutual := tls == nil && c.s.MTLSMode(e.Namespace, e.Labels, e.Port) != snapshot.Disable || tls.GetMode() == networking.ClientTLSSettings_ISTIO_MUTUAL
 		return mutual || port.Protocol.IsHTTP()
 	})
 }
 
 // willBeStrict reports whether the workloads of a service without endpoints will accept only mutual TLS.
-func (c *checker) willBeStrict(svc *registry.Service, t callersTLS) bool {
+func (c *snapshotCheck) willBeStrict(svc *registry.Service, t callersTLS) bool {
 	if svc.External || len(svc.Selector) == 0 || len(c.s.Registry.Endpoints(svc)) > 0 {
 		return false
 	}
@@ -152,7 +153,7 @@ func (c *checker) willBeStrict(svc *registry.Service, t callersTLS) bool {
 		if t.port != 0 && p.Number != t.port || slices.Contains(t.own, p.Number) {
 			continue
 		}
-		if c.s.MTLSMode(svc.Namespace, svc.Selector, p.TargetPort) == Strict {
+		if c.s.MTLSMode(svc.Namespace, svc.Selector, p.TargetPort) == snapshot.Strict {
 			return true
 		}
 	}
@@ -160,8 +161,8 @@ func (c *checker) willBeStrict(svc *registry.Service, t callersTLS) bool {
 }
 
 // checkStrictWithoutSidecar reports workloads with a STRICT PeerAuthentication but without a sidecar that enforces it.
-func (c *checker) checkStrictWithoutSidecar() {
-	if len(c.s.resources[config.PeerAuthentication]) == 0 {
+func (c *snapshotCheck) checkStrictWithoutSidecar() {
+	if len(c.s.Resources(config.PeerAuthentication)) == 0 {
 		return
 	}
 	withoutSidecar := map[*config.Resource]map[string]bool{}
@@ -170,20 +171,20 @@ func (c *checker) checkStrictWithoutSidecar() {
 			continue
 		}
 		for _, e := range c.s.Registry.Endpoints(svc) {
-			mode, by := c.s.peerAuth.effectiveMode(e.Namespace, e.Labels, e.Port)
-			if mode != Strict || e.Workload == "" || e.MTLS || c.isGateway(e.Labels) {
+			if c.s.MTLSMode(e.Namespace, e.Labels, e.Port) != snapshot.Strict || e.Workload == "" || e.MTLS || c.isGateway(e.Labels) {
 				continue
 			}
+			by := c.s.PeerAuthentication(e.Namespace, e.Labels, e.Port)
 			if withoutSidecar[by] == nil {
 				withoutSidecar[by] = map[string]bool{}
 			}
 			withoutSidecar[by][e.Namespace+"/"+e.Workload] = true
 		}
 	}
-	for _, r := range c.s.resources[config.PeerAuthentication] {
+	for _, r := range c.s.Resources(config.PeerAuthentication) {
 		if names := withoutSidecar[r]; len(names) > 0 {
 			sorted, field := mapNames(names), "spec.mtls.mode"
-			if peerSpec(r).GetMtls().GetMode() != Strict {
+			if r.Spec.(*security.PeerAuthentication).GetMtls().GetMode() != snapshot.Strict {
 				field = "spec.portLevelMtls"
 			}
 			c.reportWarning(config.StrictWithoutSidecar, r, field, "STRICT",
@@ -202,6 +203,6 @@ func mapNames(set map[string]bool) []string {
 	return names
 }
 
-func (c *checker) isGateway(labels map[string]string) bool {
-	return slices.ContainsFunc(c.s.gateways, func(g Gateway) bool { return Selects(g.Spec.GetSelector(), labels) })
+func (c *snapshotCheck) isGateway(labels map[string]string) bool {
+	return slices.ContainsFunc(c.s.AllGateways(), func(g snapshot.Gateway) bool { return snapshot.Selects(g.Spec.GetSelector(), labels) })
 }

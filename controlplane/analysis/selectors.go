@@ -1,4 +1,4 @@
-package snapshot
+package analysis
 
 import (
 	"cmp"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
 // selection is the selector of a document with its field.
@@ -60,10 +61,10 @@ var exclusiveKinds = []config.Kind{config.PeerAuthentication, config.Sidecar, co
 
 // checkSelectors reports documents that select no workload, and several documents of an exclusive kind for the same
 // workloads.
-func (c *checker) checkSelectors() {
+func (c *snapshotCheck) checkSelectors() {
 	for _, kind := range selectingKinds {
 		first := map[string]*config.Resource{}
-		for _, r := range config.SortByAge(c.s.resources[kind]) {
+		for _, r := range config.SortByAge(c.s.Resources(kind)) {
 			s, ok := parseSelection(r)
 			if !ok || s.targeted {
 				continue
@@ -86,7 +87,7 @@ func labelField(s selection) string {
 	return s.field
 }
 
-func (c *checker) checkSelects(r *config.Resource, s selection) {
+func (c *snapshotCheck) checkSelects(r *config.Resource, s selection) {
 	if len(s.labels) == 0 {
 		return
 	}
@@ -97,9 +98,9 @@ func (c *checker) checkSelects(r *config.Resource, s selection) {
 		if len(found) > 0 || c.mayBeSelected(namespace, s.labels) {
 			return
 		}
-		known = known || has || len(c.s.selecting[namespace]) > 0
+		known = known || has || len(c.selecting[namespace]) > 0
 	}
-	for _, g := range c.s.gateways {
+	for _, g := range c.s.AllGateways() {
 		if canOverlap(g.Spec.GetSelector(), s.labels) {
 			return // proxies of Gateways are not in the registry
 		}
@@ -119,12 +120,12 @@ func scopeName(namespace string, everywhere bool) string {
 	return "the namespace " + namespace
 }
 
-func (c *checker) namespacesOf(namespace string, everywhere bool) []string {
+func (c *snapshotCheck) namespacesOf(namespace string, everywhere bool) []string {
 	if !everywhere {
 		return []string{namespace}
 	}
 	names := map[string]bool{namespace: true}
-	for ns := range c.s.selecting {
+	for ns := range c.selecting {
 		names[ns] = true
 	}
 	for _, ns := range c.s.Registry.Namespaces() {
@@ -134,7 +135,7 @@ func (c *checker) namespacesOf(namespace string, everywhere bool) []string {
 }
 
 // mayBeSelected reports whether a service without endpoints selects workloads that may have these labels.
-func (c *checker) mayBeSelected(namespace string, labels map[string]string) bool {
+func (c *snapshotCheck) mayBeSelected(namespace string, labels map[string]string) bool {
 	return slices.ContainsFunc(c.servicesOf(namespace, labels), func(svc *registry.Service) bool {
 		return len(c.s.Registry.Endpoints(svc)) == 0
 	})
@@ -155,9 +156,9 @@ func canOverlap(a, b map[string]string) bool {
 }
 
 // servicesOf returns the services of a namespace whose workloads a selector may select. An empty selector selects all.
-func (c *checker) servicesOf(namespace string, labels map[string]string) []*registry.Service {
+func (c *snapshotCheck) servicesOf(namespace string, labels map[string]string) []*registry.Service {
 	if len(labels) == 0 {
-		return c.s.selecting[namespace]
+		return c.selecting[namespace]
 	}
 	if c.byLabel == nil {
 		c.indexSelectors()
@@ -176,9 +177,9 @@ func (c *checker) servicesOf(namespace string, labels map[string]string) []*regi
 // labelKey is a label in the selector of a service.
 type labelKey struct{ namespace, key, value string }
 
-func (c *checker) indexSelectors() {
+func (c *snapshotCheck) indexSelectors() {
 	c.byLabel = map[labelKey][]*registry.Service{}
-	for namespace, services := range c.s.selecting {
+	for namespace, services := range c.selecting {
 		for _, svc := range services {
 			for k, v := range svc.Selector {
 				at := labelKey{namespace, k, v}
@@ -189,7 +190,7 @@ func (c *checker) indexSelectors() {
 }
 
 // checkWorkloadPort reports a port in a policy that is a service port, but not a port of its workloads.
-func (c *checker) checkWorkloadPort(r *config.Resource, labels map[string]string, field string, port uint32) {
+func (c *snapshotCheck) checkWorkloadPort(r *config.Resource, labels map[string]string, field string, port uint32) {
 	services := c.servicesOf(r.Namespace, labels)
 	var target uint32
 	for _, svc := range services {
@@ -208,7 +209,7 @@ func (c *checker) checkWorkloadPort(r *config.Resource, labels map[string]string
 	}
 }
 
-func (c *checker) checkIdentities(p Policy) {
+func (c *snapshotCheck) checkIdentities(p snapshot.Policy) {
 	for i, rule := range p.Spec.GetRules() {
 		for j, from := range rule.GetFrom() {
 			at := fmt.Sprintf("spec.rules[%d].from[%d].source", i, j)
@@ -225,7 +226,7 @@ func (c *checker) checkIdentities(p Policy) {
 	}
 }
 
-func (c *checker) checkPrincipal(p Policy, field, principal string) {
+func (c *snapshotCheck) checkPrincipal(p snapshot.Policy, field, principal string) {
 	if strings.Contains(principal, "*") {
 		return
 	}
@@ -240,7 +241,7 @@ func (c *checker) checkPrincipal(p Policy, field, principal string) {
 	}
 }
 
-func (c *checker) knownNamespace(namespace string) bool {
+func (c *snapshotCheck) knownNamespace(namespace string) bool {
 	if c.namespaces == nil {
 		c.namespaces = map[string]bool{c.s.Mesh.GetRootNamespace(): true}
 		for _, svc := range c.s.Registry.Services {
@@ -249,10 +250,8 @@ func (c *checker) knownNamespace(namespace string) bool {
 		for _, ns := range c.s.Registry.Namespaces() {
 			c.namespaces[ns] = true
 		}
-		for _, list := range c.s.resources {
-			for _, r := range list {
-				c.namespaces[r.Namespace] = true
-			}
+		for r := range c.s.Rules() {
+			c.namespaces[r.Namespace] = true
 		}
 	}
 	return c.namespaces[namespace]

@@ -1,4 +1,4 @@
-package snapshot
+package analysis
 
 import (
 	"fmt"
@@ -7,12 +7,13 @@ import (
 	telemetry "istio.io/api/telemetry/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
 // checkTelemetries reports providers that do not exist, have the wrong type, or have no reachable service. Requests are
 // served, but their telemetry is lost.
-func (c *checker) checkTelemetries() {
-	for _, r := range c.s.resources[config.Telemetry] {
+func (c *snapshotCheck) checkTelemetries() {
+	for _, r := range c.s.Resources(config.Telemetry) {
 		spec := r.Spec.(*telemetry.Telemetry)
 		for i, rule := range spec.GetAccessLogging() {
 			c.checkProviders(r, fmt.Sprintf("spec.accessLogging[%d]", i), "access logs", rule.GetProviders(), isLogProvider)
@@ -21,16 +22,16 @@ func (c *checker) checkTelemetries() {
 			c.checkProviders(r, fmt.Sprintf("spec.tracing[%d]", i), "traces", rule.GetProviders(), isTracingProvider)
 		}
 		for i, rule := range spec.GetMetrics() {
-			c.checkProviders(r, fmt.Sprintf("spec.metrics[%d]", i), "metrics", rule.GetProviders(), func(p *ExtensionProvider) bool { return p.GetPrometheus() != nil })
+			c.checkProviders(r, fmt.Sprintf("spec.metrics[%d]", i), "metrics", rule.GetProviders(), func(p *snapshot.ExtensionProvider) bool { return p.GetPrometheus() != nil })
 		}
 	}
 }
 
-func (c *checker) checkProviders(r *config.Resource, field, what string, refs []*telemetry.ProviderRef, fits func(*ExtensionProvider) bool) {
+func (c *snapshotCheck) checkProviders(r *config.Resource, field, what string, refs []*telemetry.ProviderRef, fits func(*snapshot.ExtensionProvider) bool) {
 	for i, ref := range refs {
 		at := fmt.Sprintf("%s.providers[%d].name", field, i)
-		provider := FindTelemetryProvider(c.s.Mesh, ref.GetName())
-		service, port := CollectorService(provider)
+		provider := snapshot.FindTelemetryProvider(c.s.Mesh, ref.GetName())
+		service, port := snapshot.CollectorService(provider)
 		switch {
 		case provider == nil:
 			c.reportWarning(config.UnknownProvider, r, at, ref.GetName(), "the mesh configuration has no such extension provider: there are no "+what+" of it",
@@ -45,8 +46,8 @@ func (c *checker) checkProviders(r *config.Resource, field, what string, refs []
 }
 
 // hasCollector reports whether the provider's service has the port.
-func (c *checker) hasCollector(service string, port uint32, from string) bool {
-	namespace, host := SplitProviderService(service)
+func (c *snapshotCheck) hasCollector(service string, port uint32, from string) bool {
+	namespace, host := snapshot.SplitProviderService(service)
 	if namespace == "" {
 		namespace = from
 	}
@@ -58,7 +59,7 @@ func (c *checker) hasCollector(service string, port uint32, from string) bool {
 	return false
 }
 
-func isLogProvider(p *ExtensionProvider) bool {
+func isLogProvider(p *snapshot.ExtensionProvider) bool {
 	switch p.GetProvider().(type) {
 	case *meshconfig.MeshConfig_ExtensionProvider_EnvoyFileAccessLog, *meshconfig.MeshConfig_ExtensionProvider_EnvoyHttpAls,
 		*meshconfig.MeshConfig_ExtensionProvider_EnvoyTcpAls, *meshconfig.MeshConfig_ExtensionProvider_EnvoyOtelAls:
@@ -67,7 +68,7 @@ func isLogProvider(p *ExtensionProvider) bool {
 	return false
 }
 
-func isTracingProvider(p *ExtensionProvider) bool {
+func isTracingProvider(p *snapshot.ExtensionProvider) bool {
 	switch p.GetProvider().(type) {
 	case *meshconfig.MeshConfig_ExtensionProvider_Opentelemetry, *meshconfig.MeshConfig_ExtensionProvider_Zipkin,
 		*meshconfig.MeshConfig_ExtensionProvider_Datadog, *meshconfig.MeshConfig_ExtensionProvider_Skywalking:

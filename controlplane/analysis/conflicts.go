@@ -1,4 +1,4 @@
-package snapshot
+package analysis
 
 import (
 	"cmp"
@@ -11,12 +11,13 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
 // checkRuleConflicts reports DestinationRules of one namespace with conflicting settings for one host.
-func (c *checker) checkRuleConflicts() {
-	for _, d := range c.w.destinationRules.all {
-		if d.key.exportTo != localKey || len(d.From) < 2 {
+func (c *snapshotCheck) checkRuleConflicts() {
+	for _, d := range c.s.DestinationRules() {
+		if len(d.From) < 2 {
 			continue
 		}
 		var policy *config.Resource
@@ -52,7 +53,7 @@ func describeResource(r *config.Resource) string {
 
 // serverHost is a host of a Gateway's server.
 type serverHost struct {
-	gateway Gateway
+	gateway snapshot.Gateway
 	server  int
 	host    string
 }
@@ -62,14 +63,14 @@ func (c serverHost) path() string             { return fmt.Sprintf("spec.servers
 
 // checkGatewayConflicts reports servers for the same proxies with conflicting protocols on one port, or with the same
 // host.
-func (c *checker) checkGatewayConflicts() {
+func (c *snapshotCheck) checkGatewayConflicts() {
 	type listenPort struct {
 		port uint32
 		bind string
 	}
 	servers := map[listenPort][]serverHost{}
 	var order []listenPort
-	for _, g := range c.s.gateways {
+	for _, g := range c.s.AllGateways() {
 		for i, s := range g.Spec.GetServers() {
 			d := listenPort{s.GetPort().GetNumber(), s.GetBind()}
 			if servers[d] == nil {
@@ -97,7 +98,7 @@ func portUsage(s *networking.Server) string {
 	return "HTTP"
 }
 
-func (c *checker) checkMixedPort(servers []serverHost) {
+func (c *snapshotCheck) checkMixedPort(servers []serverHost) {
 	for j, s := range servers {
 		for _, first := range servers[:min(j, 16)] { // the first server of each of the three usages is sufficient
 			if portUsage(first.spec()) == portUsage(s.spec()) || !mayShareProxies(first.gateway, s.gateway) {
@@ -113,7 +114,7 @@ func (c *checker) checkMixedPort(servers []serverHost) {
 
 // checkDuplicateHosts reports a host of two TLS servers, because only one certificate can be presented, and a plaintext
 // host that one server redirects and another serves.
-func (c *checker) checkDuplicateHosts(servers []serverHost) {
+func (c *snapshotCheck) checkDuplicateHosts(servers []serverHost) {
 	byHost := map[string][]serverHost{}
 	for _, s := range servers {
 		if portUsage(s.spec()) == "TCP" {
@@ -150,12 +151,12 @@ func canCoexist(a, b serverHost) bool {
 }
 
 // mayShareProxies reports whether both Gateways may select the same proxy: one selector includes the other.
-func mayShareProxies(a, b Gateway) bool {
-	return Selects(a.Spec.GetSelector(), b.Spec.GetSelector()) || Selects(b.Spec.GetSelector(), a.Spec.GetSelector())
+func mayShareProxies(a, b snapshot.Gateway) bool {
+	return snapshot.Selects(a.Spec.GetSelector(), b.Spec.GetSelector()) || snapshot.Selects(b.Spec.GetSelector(), a.Spec.GetSelector())
 }
 
 // checkGatewayHosts reports a VirtualService without a common host with its Gateway.
-func (c *checker) checkGatewayHosts(v *VirtualService, i int, g Gateway) {
+func (c *snapshotCheck) checkGatewayHosts(v *snapshot.VirtualService, i int, g snapshot.Gateway) {
 	var hosts []string
 	for _, s := range g.Spec.GetServers() {
 		for _, h := range s.GetHosts() {
@@ -166,7 +167,7 @@ func (c *checker) checkGatewayHosts(v *VirtualService, i int, g Gateway) {
 			if namespace == "." {
 				namespace = g.Namespace
 			}
-			if (namespace == "*" || namespace == v.Namespace) && slices.ContainsFunc(v.Hosts, func(own string) bool { return HostsOverlap(host, own) }) {
+			if (namespace == "*" || namespace == v.Namespace) && slices.ContainsFunc(v.Hosts, func(own string) bool { return snapshot.HostsOverlap(host, own) }) {
 				return
 			}
 			hosts = append(hosts, h)
@@ -189,7 +190,7 @@ func truncateList(list []string, most int) []string {
 }
 
 // checkSharedAddresses reports services with the same address and port, whose connections cannot be distinguished.
-func (c *checker) checkSharedAddresses() {
+func (c *snapshotCheck) checkSharedAddresses() {
 	type addressPort struct {
 		address string
 		port    uint32
@@ -216,15 +217,15 @@ func (c *checker) checkSharedAddresses() {
 
 // interchangeable reports whether two hosts of one document have the same endpoints and rules, so that it does not
 // matter to which of them a connection belongs.
-func (c *checker) interchangeable(a, b *registry.Service) bool {
-	if a.Source != b.Source || c.w.destinationRules.lookup(a.Namespace, a.Hostname, a.Namespace) != c.w.destinationRules.lookup(b.Namespace, b.Hostname, b.Namespace) {
+func (c *snapshotCheck) interchangeable(a, b *registry.Service) bool {
+	if a.Source != b.Source || c.s.DestinationRule(a.Namespace, a) != c.s.DestinationRule(b.Namespace, b) {
 		return false
 	}
-	for _, v := range c.w.virtualServices.byGateway[MeshGateway] {
+	for _, v := range c.s.VirtualServices() {
 		covers := func(svc *registry.Service) bool {
-			return slices.ContainsFunc(v.Hosts, func(host string) bool { return MatchHost(host, svc.Hostname) })
+			return slices.ContainsFunc(v.Hosts, func(host string) bool { return snapshot.MatchHost(host, svc.Hostname) })
 		}
-		if covers(a) != covers(b) {
+		if v.IsForGateway(snapshot.MeshGateway) && covers(a) != covers(b) {
 			return false
 		}
 	}

@@ -1,4 +1,4 @@
-package snapshot
+package analysis_test
 
 import (
 	"fmt"
@@ -155,7 +155,7 @@ func TestConflictingDocumentsAreReported(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newTestMesh(t, nil, shop+tc.documents)
-			if got := m.Problems(); len(got) != 1 || !strings.Contains(got[0].String(), tc.want) {
+			if got := m.check(); len(got) != 1 || !strings.Contains(got[0].String(), tc.want) {
 				t.Errorf("problems:\n%s\nnot:\n%s", problems(m), tc.want)
 			}
 		})

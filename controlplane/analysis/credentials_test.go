@@ -1,4 +1,4 @@
-package snapshot
+package analysis_test
 
 import (
 	"crypto/ecdsa"

@@ -1,0 +1,191 @@
+package analysis
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+)
+
+func (c *snapshotCheck) checkVirtualServices() {
+	rules := c.s.VirtualServices()
+	taken := make(map[exportedHost]*snapshot.VirtualService, len(rules))
+	for _, v := range rules {
+		c.checkHosts(v, taken)
+		if c.isStillClean(v) {
+			continue
+		}
+		found, suggestions := len(c.problems), c.suggestions
+		for i, g := range v.Gateways {
+			c.checkGatewayReference(v, i, g)
+		}
+		c.checkRules(withoutDelegates(v))
+		if len(c.problems) == found && c.suggestions == suggestions {
+			c.recordClean(v)
+		}
+	}
+	for _, r := range c.s.Resources(config.VirtualService) {
+		if spec := r.Spec.(*networking.VirtualService); len(spec.GetHosts()) == 0 { // a delegate
+			c.checkRules(&snapshot.VirtualService{Resource: r, Spec: spec})
+		}
+	}
+}
+
+// checkRules checks the destinations and delegates of a document's routes.
+func (c *snapshotCheck) checkRules(v *snapshot.VirtualService) {
+	for d := range snapshot.Destinations(v.Spec) {
+		c.checkDestination(v, d)
+	}
+	c.checkRoutes(v)
+	for i, r := range v.Spec.GetHttp() {
+		if r.GetDelegate() == nil {
+			continue
+		}
+		at := fmt.Sprintf("spec.http[%d].delegate", i)
+		to := c.s.Delegate(v.Resource, r.GetDelegate())
+		if to == nil {
+			c.reportWarning(config.UnknownDelegate, v.Resource, at, r.GetDelegate().GetName(),
+				"there is no such VirtualService without hosts, or it is not exported to here: the route is left out", "add it, or correct the name and namespace")
+			continue
+		}
+		for j, own := range to.Spec.(*networking.VirtualService).GetHttp() {
+			if _, possible := snapshot.MergeMatches(r.GetMatch(), own.GetMatch()); !possible {
+				c.reportWarning(config.UnreachableRoute, v.Resource, at, r.GetDelegate().GetName(),
+					fmt.Sprintf("spec.http[%d] of the delegate is left out: its match cannot be joined with that of this route", j),
+					"make the delegate match what this route matches: a path that begins with its prefix, and the same values of all other conditions")
+			}
+		}
+	}
+}
+
+// withoutDelegates returns the rule without its delegates' routes, so that field paths refer to its document.
+func withoutDelegates(v *snapshot.VirtualService) *snapshot.VirtualService {
+	written := *v
+	written.Spec = v.Resource.Spec.(*networking.VirtualService)
+	return &written
+}
+
+// checkHosts reports unknown hosts, and hosts that an older rule already has, because sidecars do not merge rules.
+func (c *snapshotCheck) checkHosts(v *snapshot.VirtualService, taken map[exportedHost]*snapshot.VirtualService) {
+	if !v.IsForGateway(snapshot.MeshGateway) {
+		return
+	}
+	exported := strings.Join(slices.Sorted(slices.Values(v.ExportTo)), ",")
+	for i, host := range v.Hosts {
+		written, of := v.Spec.GetHosts()[i], exportedHost{host, exported}
+		if first := taken[of]; first != nil && first != v {
+			c.reportWarning(config.HostConflict, v.Resource, fmt.Sprintf("spec.hosts[%d]", i), written,
+				fmt.Sprintf("sidecars follow the older %s for this host; this one has no effect on them", first.Key),
+				"put all routes of the host into one VirtualService")
+			continue
+		}
+		taken[of] = v
+		if c.checkAlias(v.Resource, fmt.Sprintf("spec.hosts[%d]", i), written, host) {
+			continue
+		}
+		if !strings.Contains(written, ".") && written != "*" && c.lookupService(written, v.Namespace) == nil {
+			c.reportWarning(config.UnknownHost, v.Resource, fmt.Sprintf("spec.hosts[%d]", i), written, fmt.Sprintf("there is no service %s", host), c.suggestHost(written, v.Namespace))
+		}
+	}
+}
+
+// exportedHost is a host of VirtualServices with the same exportTo.
+type exportedHost struct{ host, exportTo string }
+
+func (c *snapshotCheck) checkGatewayReference(v *snapshot.VirtualService, i int, gateway string) {
+	if gateway == snapshot.MeshGateway {
+		return
+	}
+	var names []string
+	for _, g := range c.s.AllGateways() {
+		if g.FullName() == gateway {
+			c.checkGatewayHosts(v, i, g)
+			return
+		}
+		names = append(names, g.FullName())
+		if g.Namespace == v.Namespace {
+			names = append(names, g.Name)
+		}
+	}
+	written := v.Spec.GetGateways()[i]
+	remedy := fmt.Sprintf("add the Gateway %s, or correct the name", gateway)
+	if n := c.suggestName(written, names); n != "" {
+		remedy = fmt.Sprintf("did you mean %q?", n)
+	}
+	c.reportWarning(config.UnknownGateway, v.Resource, fmt.Sprintf("spec.gateways[%d]", i), written, fmt.Sprintf("there is no Gateway %s: the routes do not apply to it", gateway), remedy)
+}
+
+func (c *snapshotCheck) checkDestination(v *snapshot.VirtualService, d snapshot.DestinationRef) {
+	host := d.Destination.GetHost()
+	svc := c.lookupService(host, v.Namespace)
+	if svc == nil {
+		c.reportUnknownHost(v.Resource, d.Path()+".host", host, "what is routed there is answered with 503")
+		return
+	}
+	c.checkPort(v, d, svc)
+	c.checkSubset(v, d, svc)
+}
+
+func (c *snapshotCheck) checkPort(v *snapshot.VirtualService, d snapshot.DestinationRef, svc *registry.Service) {
+	number := d.Destination.GetPort().GetNumber()
+	if number == 0 {
+		return
+	}
+	if _, ok := svc.Port(number); ok {
+		return
+	}
+	ports := make([]string, len(svc.Ports))
+	for i, p := range svc.Ports {
+		ports[i] = fmt.Sprint(p.Number)
+	}
+	c.reportWarning(config.UnknownPort, v.Resource, d.Path()+".port.number", fmt.Sprint(number), fmt.Sprintf("%s has no port %d: what is routed there is answered with 503", svc.Hostname, number),
+		"its ports are "+strings.Join(ports, ", "))
+}
+
+func (c *snapshotCheck) checkSubset(v *snapshot.VirtualService, d snapshot.DestinationRef, svc *registry.Service) {
+	name := d.Destination.GetSubset()
+	if name == "" {
+		return
+	}
+	rule := c.s.DestinationRule(v.Namespace, svc)
+	if subset := rule.Subset(name); subset != nil {
+		c.checkEmptySubset(v, d, svc, subset)
+		return
+	}
+	for _, some := range c.selectiveRules(v.Namespace) {
+		if snapshot.MatchHost(some.Host, svc.Hostname) && some.Subset(name) != nil {
+			return // some callers see the subset: the rule may be only for them
+		}
+	}
+	remedy := fmt.Sprintf("add the subset to a DestinationRule for %s", svc.Hostname)
+	if rule != nil {
+		var names []string
+		for _, s := range rule.Subsets {
+			names = append(names, s.GetName())
+		}
+		if n := c.suggestName(name, names); n != "" {
+			remedy = fmt.Sprintf("did you mean %q?", n)
+		} else if len(names) > 0 {
+			remedy = fmt.Sprintf("%s has the subsets %s", rule.From[0].Key, strings.Join(names, ", "))
+		}
+	}
+	c.reportWarning(config.UnknownSubset, v.Resource, d.Path()+".subset", name, fmt.Sprintf("%s has no such subset: what is routed there is answered with 503", svc.Hostname), remedy)
+}
+
+// selectiveRules returns the DestinationRules of a namespace with a workload selector.
+func (c *snapshotCheck) selectiveRules(namespace string) []*snapshot.DestinationRule {
+	if c.selective == nil {
+		c.selective = map[string][]*snapshot.DestinationRule{}
+		for _, d := range c.s.DestinationRules() {
+			if d.IsSelective() {
+				c.selective[d.Namespace] = append(c.selective[d.Namespace], d)
+			}
+		}
+	}
+	return c.selective[namespace]
+}

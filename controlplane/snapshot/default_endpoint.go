@@ -1,0 +1,15 @@
+package snapshot
+
+import "github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+
+// RefuseDefault returns why a proxy does not connect to the defaultEndpoint of a document. Documents of the proxy's own
+// namespace and of the mesh's root namespace may name ports of applications on the proxy's loopback addresses.
+func (s *Snapshot) RefuseDefault(endpoint, documentNamespace, proxyNamespace string) registry.Refusal {
+	switch {
+	case endpoint == "":
+		return registry.Refusal{}
+	case documentNamespace == proxyNamespace || documentNamespace == s.Mesh.GetRootNamespace():
+		return s.Registry.Options().RefuseOwn(endpoint)
+	}
+	return s.Registry.Options().RefuseForeign(endpoint)
+}
