@@ -16,7 +16,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-// The agent of the other tests is a stand-in; this is the one that nodes have.
+// Other tests of this package use a fake node agent. This test uses package node's real servers.
 func TestPluginAndNodeAgentUnderstandEachOther(t *testing.T) {
 	pod := meshPod("web")
 	pod.Spec.NodeName = "n1"
@@ -48,15 +48,15 @@ func TestPluginAndNodeAgentUnderstandEachOther(t *testing.T) {
 		t.Fatalf("%v: %s", answer.err, answer.out)
 	}
 	if r := <-results; r.Command != "ADD" || r.Outcome != agentapi.Captured || r.Source != "agent" || r.NetNS != netnsPath(ns) || r.UID != pod.Metadata.UID {
-		t.Errorf("the agent was told %+v", r)
+		t.Errorf("the agent received the result %+v", r)
 	}
 	if answer := h.call("ADD", withUID(pod, "other"), netnsPath(ns), h.withPrevious("1.0.0")); answer.err == nil {
-		t.Errorf("a pod of another UID: %s", answer.out)
+		t.Errorf("ADD for a pod with another UID: %s", answer.out)
 	}
 	if n, err := testutil.GatherAndCount(metrics.Gatherer(), "pilotfish_cni_plugin_commands_total"); err != nil || n == 0 {
 		t.Errorf("%d figures of commands (%v)", n, err)
 	}
 	if !strings.Contains(log.String(), "the CNI command failed") {
-		t.Errorf("the agent's log has nothing of the plugin's:\n%s", log)
+		t.Errorf("the agent's log does not contain the plugin's error:\n%s", log)
 	}
 }

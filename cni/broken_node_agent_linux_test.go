@@ -15,7 +15,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-// badAgent is a node agent that calls answer for each connection, and closes it after the plugin has ended.
+// badAgent starts a node agent that calls answer for each connection. It closes the connections after the plugin has exited.
 func (h *testNode) badAgent(answer func(net.Conn)) {
 	h.t.Helper()
 	l, err := net.Listen("unix", filepath.Join(h.dir, agentapi.SocketName))
@@ -44,7 +44,7 @@ func respondBody(body string) func(net.Conn) {
 	}
 }
 
-// repeatPiece sends a piece again and again, after a beginning.
+// repeatPiece returns a handler that sends begin, and then piece repeatedly.
 func repeatPiece(begin, piece string, pause time.Duration) func(net.Conn) {
 	return func(c net.Conn) {
 		_, err := io.WriteString(c, begin)
@@ -79,13 +79,13 @@ var badAgents = map[string]func(net.Conn){
 	},
 }
 
-// With a malfunctioning node agent, an unknown pod does not start.
+// With a malfunctioning node agent and no API server, the plugin cannot look up pods, so ADD fails.
 func TestADDFailsIfTheNodeAgentIsBroken(t *testing.T) {
 	pod := meshPod("web")
 	ns := testns.New(t)
 	for name, answer := range badAgents {
 		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
-			t.Parallel() // it mostly waits
+			t.Parallel() // the test mostly waits for timeouts
 			h := newTestNode(t)
 			h.agentTimeout = "200ms"
 			h.badAgent(answer)

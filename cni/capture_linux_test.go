@@ -21,7 +21,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
 )
 
-// podNetwork makes a namespace as a primary plugin leaves it: an interface with addresses, and routes to everything.
+// podNetwork returns a network namespace like those of a primary CNI plugin: an interface with addresses, and default
+// routes.
 func podNetwork(t testing.TB, addresses ...string) *testns.Namespace {
 	t.Helper()
 	ns := testns.New(t)
@@ -33,7 +34,7 @@ func connect(t testing.TB, ns *testns.Namespace, addresses ...string) {
 	t.Helper()
 	ns.Links(t, func(h *netlink.Handle) error {
 		veth := netlink.NewVeth(netlink.LinkAttrs{Name: "eth0"})
-		veth.PeerName = "beyond" // in the same namespace: nothing answers there
+		veth.PeerName = "beyond" // in the same namespace, so that nothing responds
 		if err := h.LinkAdd(veth); err != nil {
 			return err
 		}
@@ -126,7 +127,7 @@ func TestTrafficOfACapturedPodReachesItsProxy(t *testing.T) {
 	ns := podNetwork(t, "10.9.0.5/24")
 	envoyAt(t, ns, 15001, 16001)
 	if got := reach(ns, 1000, "10.200.0.1:80", "nothing"); got != "nothing" {
-		t.Fatalf("before ADD a connection reached %s", got)
+		t.Fatalf("a connection before ADD reached %s", got)
 	}
 	runtime, rt := h.libcni(), runtimeConf(pod, ns)
 	t.Setenv("PRIMARY_VERSION", "1.1.0")
@@ -144,12 +145,12 @@ func TestTrafficOfACapturedPodReachesItsProxy(t *testing.T) {
 		t.Errorf("the proxy's own connection reached %s", got)
 	}
 	if last := h.agent.last(); last.Outcome != agentapi.Captured || last.Source != "agent" {
-		t.Errorf("the agent was told %+v", last)
+		t.Errorf("the agent received the result %+v", last)
 	}
 	h.extra["proxy_listen_port"] = 16001
 	add()
 	if got := reach(ns, 1000, "10.200.0.1:80", "16001"); got != "16001" {
-		t.Errorf("with another port of the mesh a connection reached %s", got)
+		t.Errorf("with another proxy port, a connection reached %s", got)
 	}
 	if err := runtime.CheckNetworkList(t.Context(), h.list("1.1.0"), rt); err != nil {
 		t.Errorf("CHECK: %v", err)
@@ -158,7 +159,7 @@ func TestTrafficOfACapturedPodReachesItsProxy(t *testing.T) {
 		t.Errorf("DEL: %v", err)
 	}
 	if got := reach(ns, 1000, "10.200.0.1:80", "16001"); got != "16001" {
-		t.Errorf("after DEL, what still runs reached %s: it is no longer captured", got)
+		t.Errorf("after DEL, a connection of a running process reached %s, so it is no longer captured", got)
 	}
 }
 
@@ -168,17 +169,17 @@ func TestCHECKFailsIfRulesAreMissingOrChanged(t *testing.T) {
 	ns := podNetwork(t, "10.9.0.5/24")
 	check := func() cniAnswer { return h.call("CHECK", pod, netnsPath(ns), h.withPrevious("1.0.0")) }
 	if answer := check(); answer.Code != CodeNotInForce {
-		t.Errorf("before ADD: %s", answer.out)
+		t.Errorf("CHECK before ADD: %s", answer.out)
 	}
 	if answer := h.call("ADD", pod, netnsPath(ns), h.withPrevious("1.0.0")); answer.err != nil {
 		t.Fatal(answer.out)
 	}
 	if answer := check(); answer.err != nil || answer.out != "" {
-		t.Errorf("after ADD: %s", answer.out)
+		t.Errorf("CHECK after ADD: %s", answer.out)
 	}
 	pod.Metadata.Annotations["traffic.sidecar.istio.io/excludeOutboundPorts"] = "5432"
 	if answer := check(); answer.Code != CodeNotInForce {
-		t.Errorf("with other settings: %s", answer.out)
+		t.Errorf("CHECK with other settings: %s", answer.out)
 	}
 	b, err := nft.New(nft.Config{NetNS: int(ns.Handle)})
 	if err != nil {
@@ -188,24 +189,24 @@ func TestCHECKFailsIfRulesAreMissingOrChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	if answer := check(); answer.Code != CodeNotInForce || answer.Details == "" {
-		t.Errorf("without rules: %s", answer.out)
+		t.Errorf("CHECK without rules: %s", answer.out)
 	}
 	if answer := h.call("CHECK", plainPod("plain"), netnsPath(ns), h.withPrevious("1.0.0")); answer.Code != types.ErrUnknownContainer {
-		t.Errorf("of a pod that is not there: %s", answer.out)
+		t.Errorf("CHECK of a pod that does not exist: %s", answer.out)
 	}
 }
 
-// A pod with a user namespace of its own has a network namespace that belongs to it.
+// The network namespace of a pod with hostUsers: false belongs to the pod's user namespace.
 func TestPodWithAUserNamespaceIsCaptured(t *testing.T) {
 	pod := meshPod("web")
 	pod.Metadata.Annotations["sidecar.istio.io/interceptionMode"] = "TPROXY"
 	h := newTestNode(t).withAgent(pod)
-	testns.New(t) // or skip
+	testns.New(t) // skips the test if namespaces cannot be created
 	cmd := exec.Command("/bin/sleep", "60")
 	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 100000, Size: 65536}}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET, UidMappings: ids, GidMappings: ids, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
-		t.Skipf("no user namespaces here: %v", err)
+		t.Skipf("user namespaces cannot be created: %v", err)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	ns, err := netns.GetFromPid(cmd.Process.Pid)
@@ -224,7 +225,7 @@ func TestPodWithAUserNamespaceIsCaptured(t *testing.T) {
 		}
 	}
 	envoyAt(t, pods, 15001)
-	for uid, want := range map[int]string{100000 + 1000: "15001", 100000 + 1337: "nothing", 1337: "15001"} { // as the node counts users
+	for uid, want := range map[int]string{100000 + 1000: "15001", 100000 + 1337: "nothing", 1337: "15001"} { // user IDs outside the user namespace
 		if got := reach(pods, uid, "10.200.0.1:80", want); got != want {
 			t.Errorf("user %d of the node reached %s, want %s", uid, got, want)
 		}
@@ -233,7 +234,7 @@ func TestPodWithAUserNamespaceIsCaptured(t *testing.T) {
 
 func TestNodesIPTablesAreUsedWhereTheyAreForced(t *testing.T) {
 	if _, err := exec.LookPath("iptables-legacy-restore"); err != nil {
-		t.Skip("iptables is not installed; scripts/iptables.sh does that")
+		t.Skip("iptables is not installed; run scripts/iptables.sh")
 	}
 	pod := meshPod("web")
 	h := newTestNode(t).withAgent(pod)

@@ -19,7 +19,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
 )
 
-// inForce returns the rules of a namespace.
+// inForce returns the rules that are installed in a namespace.
 func inForce(t testing.TB, ns *testns.Namespace) *iptables.RuleSet {
 	t.Helper()
 	b, err := nft.New(nft.Config{NetNS: int(ns.Handle)})
@@ -33,8 +33,8 @@ func inForce(t testing.TB, ns *testns.Namespace) *iptables.RuleSet {
 	return got.Rules
 }
 
-// A plugin that is killed leaves what was there before or what it was to bring about, never a part; and the next ADD of the
-// same sandbox brings it about.
+// A plugin that is killed during ADD leaves either the old rules or all new rules, never a part of them. The next ADD in
+// the same sandbox installs all rules.
 func TestKilledADDLeavesOldOrNewRules(t *testing.T) {
 	for _, mode := range []string{"REDIRECT", "TPROXY"} {
 		t.Run(mode, func(t *testing.T) {
@@ -50,14 +50,14 @@ func TestKilledADDLeavesOldOrNewRules(t *testing.T) {
 			for ; step < 50 && h.killedAt(pod, step, whole); step++ {
 			}
 			if want := map[string]int{"REDIRECT": 4, "TPROXY": 6}[mode]; step <= want {
-				t.Errorf("there are %d steps only, fewer than %d", step-1, want)
+				t.Errorf("ADD has only %d steps, want at least %d", step-1, want)
 			}
 			left, err := filepath.Glob(filepath.Join(h.dir, "*"))
 			if err != nil || !slices.Equal(left, []string{filepath.Join(h.dir, agentapi.AttachmentsDir), h.bin, filepath.Join(h.dir, "pilotfish-cni.sock")}) {
-				t.Errorf("files are left: %v (%v)", left, err)
+				t.Errorf("temporary files remain: %v (%v)", left, err)
 			}
-			if noted := h.noted(); len(noted) != 1 { // all are sandboxes of one name
-				t.Errorf("noted: %v", noted)
+			if noted := h.noted(); len(noted) != 1 { // all sandboxes have the same name, so there is one attachment file
+				t.Errorf("attachment files: %v", noted)
 			}
 		})
 	}
@@ -72,21 +72,21 @@ func (h *testNode) killedAt(pod *agentapi.Pod, step int, whole *iptables.RuleSet
 		return false
 	}
 	if answer.out != "" {
-		h.t.Errorf("step %d: the plugin answered, and was not killed: %s", step, answer.out)
+		h.t.Errorf("step %d: the plugin was not killed and responded: %s", step, answer.out)
 	}
 	if got := inForce(h.t, ns); got != nil && !reflect.DeepEqual(got, whole) {
-		h.t.Errorf("step %d: a part is in force: %+v", step, got)
+		h.t.Errorf("step %d: only a part of the rules is installed: %+v", step, got)
 	}
 	if answer := h.call("ADD", pod, netnsPath(ns), h.withPrevious("1.0.0")); answer.err != nil {
-		h.t.Errorf("step %d: the next ADD: %s", step, answer.out)
+		h.t.Errorf("step %d: the next ADD failed: %s", step, answer.out)
 	}
 	if got := inForce(h.t, ns); !reflect.DeepEqual(got, whole) {
-		h.t.Errorf("step %d: after the next ADD there is %+v", step, got)
+		h.t.Errorf("step %d: rules after the next ADD: %+v", step, got)
 	}
 	return true
 }
 
-// What routing has of an ADD that was killed before there were rules ends with the pod, and not only with its namespace.
+// An ADD that is killed before it installs rules may leave routes. DEL removes them.
 func TestDELRemovesTheRoutingOfAKilledADD(t *testing.T) {
 	pod := meshPod("web")
 	pod.Metadata.Annotations["sidecar.istio.io/interceptionMode"] = "TPROXY"
@@ -99,24 +99,24 @@ func TestDELRemovesTheRoutingOfAKilledADD(t *testing.T) {
 		}
 		before, rules := strange(t, ns), inForce(t, ns)
 		if answer := h.call("DEL", pod, netnsPath(ns), h.withPrevious("1.0.0")); answer.err != nil {
-			t.Fatalf("killed at step %d: DEL: %s", step, answer.out)
+			t.Fatalf("killed at step %d: DEL failed: %s", step, answer.out)
 		}
 		if after := strange(t, ns); len(after) > 0 {
-			t.Errorf("killed at step %d, and after DEL there is %q", step, after)
+			t.Errorf("killed at step %d: after DEL, %q remain", step, after)
 		}
 		if got := inForce(t, ns); !reflect.DeepEqual(got, rules) {
-			t.Errorf("killed at step %d: DEL made %+v of the rules %+v", step, got, rules)
+			t.Errorf("killed at step %d: after DEL the rules are %+v, before they were %+v", step, got, rules)
 		}
 		if len(before) > 0 {
 			healed++
 		}
 	}
 	if healed == 0 {
-		t.Error("no ADD that was killed left routing without rules")
+		t.Error("none of the killed ADDs left routes without rules, so the test checked nothing")
 	}
 }
 
-// strange is what a namespace has of ours that is not a whole rule set.
+// strange returns pilotfish's rules and routes in a namespace that are not part of a complete rule set.
 func strange(t testing.TB, ns *testns.Namespace) []string {
 	t.Helper()
 	b, err := nft.New(nft.Config{NetNS: int(ns.Handle)})
@@ -133,7 +133,7 @@ func strange(t testing.TB, ns *testns.Namespace) []string {
 func TestThousandPodsLeaveNothingBehind(t *testing.T) {
 	const pods, atATime = 1000, 50
 	h := newTestNode(t).withAgent(meshPod("web"))
-	plugin := filepath.Join(h.bin, "pilotfish-cni") // the one that nodes have, which also starts sooner
+	plugin := filepath.Join(h.bin, "pilotfish-cni") // the real binary, which also starts faster than the test's binary
 	if err := errors.Join(os.Remove(plugin), os.Symlink(testenv.Bin(t, "pilotfish-cni"), plugin)); err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func TestThousandPodsLeaveNothingBehind(t *testing.T) {
 		}()
 	}
 	trouble := ""
-	for range pods { // all of them, as who still runs would write into the test's folder after its end
+	for range pods { // wait for all goroutines, because they write into the test's directory
 		trouble = cmp.Or(trouble, <-failures)
 	}
 	if trouble != "" {
@@ -162,10 +162,10 @@ func TestThousandPodsLeaveNothingBehind(t *testing.T) {
 	left, err := filepath.Glob(filepath.Join(h.dir, "*"))
 	want := []string{filepath.Join(h.dir, agentapi.AttachmentsDir), h.bin, filepath.Join(h.dir, "cni.log"), filepath.Join(h.dir, "pilotfish-cni.sock")}
 	if err != nil || !slices.Equal(left, want) {
-		t.Errorf("left: %v (%v), want %v", left, err, want)
+		t.Errorf("remaining: %v (%v), want %v", left, err, want)
 	}
 	if noted := h.noted(); len(noted) > 0 {
-		t.Errorf("sandboxes that ended are noted: %v", noted)
+		t.Errorf("attachment files of deleted sandboxes remain: %v", noted)
 	}
 }
 
@@ -178,8 +178,8 @@ func openFiles(t testing.TB) int {
 	return len(list)
 }
 
-// pair is the life of one pod: its namespace, ADD, DEL. On a busy machine an ADD may not learn in time what the pod is; what
-// runs pods then ends it, and tries again.
+// pair creates a pod's network namespace and runs ADD and DEL. On a busy machine, the pod lookup in ADD may time out.
+// pair then runs DEL and tries again, as the kubelet does.
 func (h *testNode) pair(pod *agentapi.Pod, config []byte) (trouble string) {
 	ns, err := testns.NewNamespace()
 	if err != nil {
@@ -189,7 +189,7 @@ func (h *testNode) pair(pod *agentapi.Pod, config []byte) (trouble string) {
 	added := h.call("ADD", pod, netnsPath(ns), config)
 	for tries := 1; tries < 10 && added.err != nil && added.Code == types.ErrTryAgainLater; tries++ {
 		if answer := h.call("DEL", pod, netnsPath(ns), config); answer.err != nil {
-			return "DEL of what did not start: " + answer.out + answer.log
+			return "DEL after a failed ADD: " + answer.out + answer.log
 		}
 		added = h.call("ADD", pod, netnsPath(ns), config)
 	}
@@ -197,7 +197,7 @@ func (h *testNode) pair(pod *agentapi.Pod, config []byte) (trouble string) {
 		return "ADD: " + added.out + added.log
 	}
 	if inForce(h.t, ns) == nil {
-		return "after ADD nothing is in force"
+		return "after ADD no rules are installed"
 	}
 	if answer := h.call("DEL", pod, netnsPath(ns), config); answer.err != nil {
 		return "DEL: " + answer.out + answer.log

@@ -18,7 +18,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-// noted returns the names of the plugin's attachment files.
+// noted returns the names of the attachment files.
 func (h *testNode) noted() []string {
 	h.t.Helper()
 	names, err := filepath.Glob(filepath.Join(h.dir, agentapi.AttachmentsDir, "*"))
@@ -28,7 +28,7 @@ func (h *testNode) noted() []string {
 	return names
 }
 
-// collect is the GC of a runtime that knows these pods alone, and remembers no other, long after their start.
+// collect runs GC with these pods as valid attachments. It first makes all attachment files older than minAttachmentAge.
 func (h *testNode) collect(known ...*agentapi.Pod) {
 	h.t.Helper()
 	for _, path := range h.noted() {
@@ -57,7 +57,7 @@ func (h *testNode) collectNow(known ...*agentapi.Pod) {
 	}
 }
 
-// add has a pod started in a namespace by a runtime.
+// add runs ADD for a pod in a namespace.
 func (h *testNode) add(p *agentapi.Pod, ns *testns.Namespace) {
 	h.t.Helper()
 	if _, err := h.libcni().AddNetworkList(h.t.Context(), h.list("1.1.0"), runtimeConf(p, ns)); err != nil {
@@ -65,7 +65,7 @@ func (h *testNode) add(p *agentapi.Pod, ns *testns.Namespace) {
 	}
 }
 
-// tproxyPod has routing, too.
+// tproxyPod returns a pod with TPROXY, for which the plugin also installs routes.
 func tproxyPod(name string) *agentapi.Pod {
 	p := meshPod(name)
 	p.Metadata.Annotations["sidecar.istio.io/interceptionMode"] = "TPROXY"
@@ -88,23 +88,23 @@ func TestGCRemovesRulesOfSandboxesUnknownToTheRuntime(t *testing.T) {
 	}
 	h.collect(gone, lives, tproxy)
 	if n := len(h.noted()); n != 3 || inForce(t, networks[gone]) == nil {
-		t.Errorf("what the runtime knows was collected: %d are left", n)
+		t.Errorf("GC removed valid attachments: %d remain", n)
 	}
 	h.collect(lives)
 	if len(h.noted()) != 1 {
-		t.Errorf("noted: %v", h.noted())
+		t.Errorf("attachment files: %v", h.noted())
 	}
 	for _, p := range []*agentapi.Pod{gone, tproxy} {
 		if in, routing := inForce(t, networks[p]), strange(t, networks[p]); in != nil || len(routing) > 0 {
-			t.Errorf("left of %s: %v %v", p.Metadata.Name, in, routing)
+			t.Errorf("remaining rules and routes of %s: %v %v", p.Metadata.Name, in, routing)
 		}
 	}
 	if inForce(t, networks[lives]) == nil {
-		t.Error("a sandbox that lives lost its rules")
+		t.Error("a live sandbox lost its rules")
 	}
 }
 
-// Processes that still run in a forgotten sandbox stay captured.
+// Processes that still run in a sandbox that is not in the runtime's list remain captured.
 func TestGCLeavesRunningPodsRedirected(t *testing.T) {
 	t.Setenv("PRIMARY_VERSION", "1.1.0")
 	pod := meshPod("web")
@@ -115,17 +115,17 @@ func TestGCLeavesRunningPodsRedirected(t *testing.T) {
 	ns.Start(t, process)
 	h.collect()
 	if inForce(t, ns) == nil || len(h.noted()) != 1 {
-		t.Fatal("a process that runs lost its proxy")
+		t.Fatal("the traffic of a running process is no longer captured")
 	}
 	_ = process.Process.Kill()
 	_, _ = process.Process.Wait()
 	h.collect()
 	if inForce(t, ns) != nil || len(h.noted()) > 0 {
-		t.Error("with its last process gone it is not collected")
+		t.Error("the rules remain after the last process has exited")
 	}
 }
 
-// What a runtime knows may be older than a sandbox, whose first process is yet to start.
+// The runtime's list may be older than a new sandbox, whose first process has not started yet.
 func TestGCLeavesNewSandboxes(t *testing.T) {
 	t.Setenv("PRIMARY_VERSION", "1.1.0")
 	pod := meshPod("web")
@@ -134,11 +134,11 @@ func TestGCLeavesNewSandboxes(t *testing.T) {
 	h.add(pod, ns)
 	h.collectNow()
 	if inForce(t, ns) == nil || len(h.noted()) != 1 {
-		t.Error("it lost its rules")
+		t.Error("the new sandbox lost its rules")
 	}
 }
 
-// A virtual machine may be a thread of a program that is elsewhere.
+// A virtual machine may run in a thread whose process is in another namespace.
 func TestGCLeavesNamespaceOfASingleThreadRedirected(t *testing.T) {
 	ns := testns.New(t)
 	var stat unix.Stat_t
@@ -155,7 +155,7 @@ func TestGCLeavesNamespaceOfASingleThreadRedirected(t *testing.T) {
 	}
 	id := nsID{uint64(stat.Dev), stat.Ino}
 	if lives, err := hasProcesses(id); lives || err != nil {
-		t.Fatalf("nobody is there yet: %v", err)
+		t.Fatalf("hasProcesses reports a process in an empty namespace: %v", err)
 	}
 	other := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
 	other.Env = append(os.Environ(), "LIVES_IN=1")
@@ -175,7 +175,7 @@ func TestGCLeavesNamespaceOfASingleThreadRedirected(t *testing.T) {
 		t.Fatal(err)
 	}
 	if lives, err := hasProcesses(id); !lives || err != nil {
-		t.Errorf("a thread is not seen: %v", err)
+		t.Errorf("hasProcesses does not find the thread: %v", err)
 	}
 }
 
@@ -192,7 +192,7 @@ func TestGCOfOneNetworkLeavesSandboxesOfOtherNetworks(t *testing.T) {
 	}
 	h.collect()
 	if inForce(t, ns) == nil || len(h.noted()) != 1 {
-		t.Errorf("the pod lost its rules with one of its networks: %v", h.noted())
+		t.Errorf("the pod lost its rules when one of its networks was removed: %v", h.noted())
 	}
 }
 
@@ -216,11 +216,11 @@ func TestGCLeavesNewSandboxAtAReusedPath(t *testing.T) {
 	add(next, second)
 	h.collect(next)
 	if inForce(t, second) == nil || len(h.noted()) != 1 {
-		t.Errorf("the next sandbox of that path lost its rules: %v", h.noted())
+		t.Errorf("the new sandbox with the same path lost its rules: %v", h.noted())
 	}
 }
 
-// GC succeeds with any content of the directory, and removes nothing without a valid file.
+// GC succeeds with any content of the attachments directory. It does not change sandboxes without a valid attachment file.
 func TestGCWithoutAttachmentRecordsRemovesNothing(t *testing.T) {
 	t.Setenv("PRIMARY_VERSION", "1.1.0")
 	pod := meshPod("web")
@@ -251,7 +251,7 @@ func TestGCWithoutAttachmentRecordsRemovesNothing(t *testing.T) {
 	}
 	h.collectNow(pod)
 	if _, err := os.Stat(long); err == nil || len(h.noted()) != 3 {
-		t.Errorf("of what was half written long ago and now there is %v", h.noted())
+		t.Errorf("attachment files after GC with incomplete old and new files: %v", h.noted())
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
@@ -261,7 +261,7 @@ func TestGCWithoutAttachmentRecordsRemovesNothing(t *testing.T) {
 	}
 	h.collect()
 	if inForce(t, ns) == nil {
-		t.Error("what nobody noted was taken away")
+		t.Error("GC removed the rules of a sandbox without an attachment file")
 	}
-	h.add(pod, ns) // and pods start
+	h.add(pod, ns) // ADD succeeds too
 }

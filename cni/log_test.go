@@ -68,6 +68,6 @@ func TestLogFileIsNotWrittenThroughALink(t *testing.T) {
 		}
 	}
 	if info, err := os.Stat(other); err != nil || info.Size() != 0 {
-		t.Errorf("another file was written to: %v (%v)", info, err)
+		t.Errorf("the target of the link was written: %v (%v)", info, err)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-// withPrevious is a configuration as the runtime hands it to a chained plugin.
+// withPrevious returns a configuration as a runtime sends it to a chained plugin.
 func (h *testNode) withPrevious(version string) []byte {
 	c := h.config(version)
 	c["prevResult"] = json.RawMessage(primaryResult(version))
@@ -33,7 +33,7 @@ func TestPreviousResultIsReturnedUnchanged(t *testing.T) {
 		}
 	}
 	if answer := h.call("ADD", pod, netnsPath(ns), toJSON(t, h.config("1.0.0"))); answer.out != `{"cniVersion":"1.0.0"}` {
-		t.Errorf("without a plugin before: answered %s (%v)", answer.out, answer.err)
+		t.Errorf("response without a previous plugin: %s (%v)", answer.out, answer.err)
 	}
 }
 
@@ -113,7 +113,7 @@ func TestADDFailsForUnknownAndInvalidPods(t *testing.T) {
 			t.Errorf("%s: %v, code %d of %s, want %d; %s", name, answer.err, answer.Code, answer.CNIVersion, c.code, answer.out)
 		}
 		if len(answer.out)+len(answer.log) > 32<<10 {
-			t.Errorf("%s: told in %d bytes, of which an event has no room", name, len(answer.out)+len(answer.log))
+			t.Errorf("%s: the error has %d bytes, which is too large for an event", name, len(answer.out)+len(answer.log))
 		}
 		for _, want := range c.says {
 			if !strings.Contains(answer.Msg+answer.Details, want) {
@@ -145,7 +145,7 @@ func TestDELNeverFails(t *testing.T) {
 		"no JSON":               {netnsPath(ns), `{`},
 		"a version of tomorrow": {netnsPath(ns), `{"cniVersion":"9.0.0","name":"pods"}`},
 	} {
-		h := newTestNode(t) // and no agent
+		h := newTestNode(t) // without a node agent
 		if answer := h.call("DEL", pod, c.netns, []byte(c.config)); answer.err != nil || answer.out != "" {
 			t.Errorf("DEL, %s: %v: %s", name, answer.err, answer.out)
 		}
@@ -163,14 +163,14 @@ func TestSTATUSReportsWhetherPodsCanStart(t *testing.T) {
 	}
 	h.agent.down = "starting"
 	if err := status(); err != nil {
-		t.Errorf("an agent behind this network could never start: %v", err)
+		t.Errorf("STATUS fails without the setting, so a node agent in this network could never start: %v", err)
 	}
 	h.extra["status_asks_agent"] = true
 	if err := status(); err == nil || !strings.Contains(err.Error(), "starting") || !strings.Contains(err.Error(), "until the mesh's node agent responds") {
-		t.Errorf("while the agent starts: %v", err)
+		t.Errorf("STATUS while the agent starts: %v", err)
 	}
 	if answer := h.call("STATUS", plainPod("any"), "", toJSON(t, h.config("1.1.0"))); answer.CNIVersion != "1.1.0" || answer.Code != types.ErrPluginNotAvailable {
-		t.Errorf("told in the words of %q, code %d", answer.CNIVersion, answer.Code)
+		t.Errorf("the error has the version %q and the code %d", answer.CNIVersion, answer.Code)
 	}
 	h.agent.down = ""
 	if err := status(); err != nil {
@@ -178,7 +178,7 @@ func TestSTATUSReportsWhetherPodsCanStart(t *testing.T) {
 	}
 	h.extra["policy_file"] = "/nonexistent"
 	if err := status(); err == nil || !strings.Contains(err.Error(), "/nonexistent") {
-		t.Errorf("without its policy: %v", err)
+		t.Errorf("STATUS with a missing policy file: %v", err)
 	}
 }
 
@@ -188,18 +188,18 @@ func TestLogIsSentToTheNodeAgent(t *testing.T) {
 	h.extra["log_file"] = filepath.Join(h.dir, "cni.log")
 	h.call("ADD", pod, netnsPath(testns.New(t)), h.withPrevious("1.0.0"))
 	if len(h.agent.log) == 0 {
-		t.Fatal("no line was told")
+		t.Fatal("the agent received no log line")
 	}
 	e := h.agent.log[len(h.agent.log)-1]
 	if e.Message != "the CNI command succeeded" || e.Level != "INFO" || e.Time.IsZero() || string(e.Attributes["pod"]) != `"shop/plain"` {
-		t.Errorf("told %+v", e)
+		t.Errorf("the agent received the log line %+v", e)
 	}
 	text, err := os.ReadFile(filepath.Join(h.dir, "cni.log"))
 	if err != nil || !strings.Contains(string(text), `"pod":"shop/plain"`) {
-		t.Errorf("the file has %q (%v)", text, err)
+		t.Errorf("the log file contains %q (%v)", text, err)
 	}
 	if last := h.agent.last(); last.Source != "agent" || last.ContainerID != "c-plain" || last.Seconds <= 0 || last.UID != "uid-plain" {
-		t.Errorf("told %+v", last)
+		t.Errorf("the agent received the result %+v", last)
 	}
 }
 

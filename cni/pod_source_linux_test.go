@@ -113,7 +113,7 @@ rules:
 `
 
 func TestPolicyFileDecidesWithoutKubernetes(t *testing.T) {
-	h := newTestNode(t) // neither agent nor API server
+	h := newTestNode(t) // without a node agent and an API server
 	file := filepath.Join(h.dir, "policy.yaml")
 	h.extra["policy_file"] = file
 	if err := os.WriteFile(file, []byte(policyText), 0o600); err != nil {
@@ -149,7 +149,7 @@ func TestPolicyFileDecidesWithoutKubernetes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if answer := h.call("ADD", plainPod("web-1"), netnsPath(testns.New(t)), h.withPrevious("1.0.0")); !strings.Contains(answer.Details, "not a regular file") {
-		t.Errorf("a pipe: %s", answer.out)
+		t.Errorf("ADD with a named pipe as policy file: %s", answer.out)
 	}
 }
 
@@ -177,7 +177,7 @@ func FuzzCommand(f *testing.F) {
 		if c, err := parseConfig([]byte(config)); err == nil {
 			_ = c.validate()
 			if !json.Valid(c.result()) {
-				t.Errorf("the result %q is no JSON", c.result())
+				t.Errorf("the result %q is not valid JSON", c.result())
 			}
 		}
 		_, _ = parseArgs(args)

@@ -35,7 +35,7 @@ func TestADDFailsIfRulesAreNotInstalled(t *testing.T) {
 		return r
 	}
 	if err := applyAndVerify(t.Context(), &ignoringBackend{has: &iptables.Installed{Rules: rules()}}, rules()); err != nil {
-		t.Errorf("as it should be: %v", err)
+		t.Errorf("equal rules: %v", err)
 	}
 	fewer := rules()
 	i := slices.IndexFunc(fewer.Chains, func(c iptables.Chain) bool { return len(c.Rules) > 1 })
@@ -52,7 +52,7 @@ func TestADDFailsIfRulesAreNotInstalled(t *testing.T) {
 	}
 }
 
-// What an endless comparison would find is not waited for.
+// CHECK does not wait for a comparison that does not end.
 func TestCHECKEndsWithinItsTimeout(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("it took too long"))

@@ -24,20 +24,20 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-// crashAt makes the plugin that a test starts kill itself before so many steps of ADD are done.
+// crashAt is an environment variable with a number of steps of ADD, before which the plugin kills itself.
 const crashAt = "PILOTFISH_TEST_CRASH_AT"
 
-// podTimeoutEnv is the environment variable with the pod timeout of the plugin that a test starts.
+// podTimeoutEnv is an environment variable with Plugin.PodTimeout.
 const podTimeoutEnv = "PILOTFISH_TEST_PATIENCE"
 
-// The test's first thread represents the process in /proc, so it must not remain in a sandbox that a test has entered.
+// The main thread must not enter a sandbox, because /proc/PID/ns/net refers to the main thread's network namespace.
 func init() {
 	if os.Getenv("CNI_COMMAND") == "" {
 		runtime.LockOSThread()
 	}
 }
 
-// TestMain lets the test's own program be the plugins that runtimes start, each by its name.
+// TestMain runs a CNI plugin instead of the tests if CNI_COMMAND is set. The program's name selects the plugin.
 func TestMain(m *testing.M) {
 	if os.Getenv("CNI_COMMAND") == "" {
 		os.Exit(m.Run())
@@ -59,24 +59,24 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// primaryResult is what a plugin that makes networks would answer, with a field that no other plugin knows.
+// primaryResult returns the result of a primary plugin, with a field that is not in the CNI specification.
 func primaryResult(version string) string {
 	return fmt.Sprintf(`{"cniVersion":%q,"interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"version":"4","address":"10.1.2.3/24","interface":0}],"dns":{}}`, version)
 }
 
-// testNode is a node for the plugin: folders, an agent, and a way to start it.
+// testNode contains the directories and the node agent with which a test runs the plugin.
 type testNode struct {
 	t            testing.TB
 	dir          string
 	bin          string
 	agent        *fakeAgent
-	extra        map[string]any // of the plugin's configuration
+	extra        map[string]any // additional keys of the plugin's configuration
 	agentTimeout string
 }
 
 func newTestNode(t testing.TB) *testNode {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "pf-cni") // short, for the socket in it
+	dir, err := os.MkdirTemp("", "pf-cni") // a short path, because the length of a socket's path is limited
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,13 +97,13 @@ func newTestNode(t testing.TB) *testNode {
 	return h
 }
 
-// withAgent starts a node agent that knows the pods.
+// withAgent starts a fake node agent that serves the pods.
 func (h *testNode) withAgent(pods ...*agentapi.Pod) *testNode {
 	h.agent = startAgent(h.t, h.dir, pods...)
 	return h
 }
 
-// config is the plugin's own configuration.
+// config returns the plugin's entry in the CNI configuration.
 func (h *testNode) config(version string) map[string]any {
 	c := map[string]any{"type": "pilotfish-cni", "cni_agent_run_dir": h.dir, "plugin_log_level": "debug"}
 	for key, value := range h.extra {
@@ -115,7 +115,7 @@ func (h *testNode) config(version string) map[string]any {
 	return c
 }
 
-// list is a network of the primary plugin and ours.
+// list returns a plugin list with the primary plugin and pilotfish's plugin.
 func (h *testNode) list(version string) *libcni.NetworkConfigList {
 	h.t.Helper()
 	text := toJSON(h.t, map[string]any{"cniVersion": version, "name": "pods",
@@ -131,7 +131,7 @@ func (h *testNode) libcni() *libcni.CNIConfig {
 	return libcni.NewCNIConfigWithCacheDir([]string{h.bin}, filepath.Join(h.dir, "cache"), nil)
 }
 
-// netnsPath is a path by which other processes find the namespace.
+// netnsPath returns a path of the namespace that is valid in other processes.
 func netnsPath(ns *testns.Namespace) string {
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), int(ns.Handle))
 }
@@ -141,7 +141,7 @@ func runtimeConf(p *agentapi.Pod, ns *testns.Namespace) *libcni.RuntimeConf {
 		{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", p.Metadata.Namespace}, {"K8S_POD_NAME", p.Metadata.Name}, {"K8S_POD_UID", p.Metadata.UID}}}
 }
 
-// call starts the plugin as a runtime does, with nothing between.
+// call runs the plugin directly, in the same way as a runtime.
 func (h *testNode) call(command string, p *agentapi.Pod, netns string, config []byte, env ...string) (answer cniAnswer) {
 	h.t.Helper()
 	cmd := exec.Command(filepath.Join(h.bin, "pilotfish-cni"))
@@ -183,7 +183,7 @@ type fakeAgent struct {
 	results  []agentapi.Result
 	log      []agentapi.LogEntry
 	requests int
-	down     string // error text of all replies; "" for none
+	down     string // error in all responses; "" for none
 }
 
 func startAgent(t testing.TB, dir string, pods ...*agentapi.Pod) *fakeAgent {
@@ -246,7 +246,7 @@ func (a *fakeAgent) last() agentapi.Result {
 	return a.results[len(a.results)-1]
 }
 
-// meshPod is a pod with a sidecar.
+// meshPod returns a pod with a sidecar.
 func meshPod(name string) *agentapi.Pod {
 	return &agentapi.Pod{
 		Metadata: agentapi.Metadata{Name: name, Namespace: "shop", UID: "uid-" + name,
@@ -255,7 +255,7 @@ func meshPod(name string) *agentapi.Pod {
 	}
 }
 
-// plainPod is one that is none of the mesh's.
+// plainPod returns a pod without a sidecar.
 func plainPod(name string) *agentapi.Pod {
 	p := meshPod(name)
 	p.Metadata.Annotations, p.Spec.Containers = nil, p.Spec.Containers[:1]

@@ -18,7 +18,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-// Two machines on one wire; who answers listens at all addresses of the first.
+// pod and neighbour are the addresses of two machines on one network. The server listens on all addresses of the pod.
 var pod, neighbour = netip.MustParseAddr("10.201.0.1"), netip.MustParseAddr("10.201.0.2")
 
 func TestOtherMachinesNeedPermission(t *testing.T) {
@@ -37,7 +37,7 @@ func TestOtherMachinesNeedPermission(t *testing.T) {
 			s := startIn(t, inside, c.allowed)
 			for _, network := range []string{"udp", "tcp"} {
 				if err := queryFrom(inside, network, s); err != nil {
-					t.Errorf("by %s, the machine itself: %v", network, err)
+					t.Errorf("query over %s from the machine itself: %v", network, err)
 				}
 				before := testutil.ToFloat64(s.metrics.dropped.WithLabelValues(dropSource))
 				if c.answers {
@@ -54,7 +54,7 @@ func TestOtherMachinesNeedPermission(t *testing.T) {
 	}
 }
 
-// connect connects two namespaces.
+// connect connects two network namespaces with a veth pair.
 func connect(t *testing.T, inside, outside *testns.Namespace) {
 	t.Helper()
 	up := func(h *netlink.Handle, name string, at netip.Addr) error {
@@ -84,7 +84,7 @@ func startIn(t *testing.T, n *testns.Namespace, allowed []netip.Prefix) *Server 
 	}); err != nil {
 		t.Fatal(err)
 	}
-	s.guard.own = func() []netip.Addr { return []netip.Addr{pod} } // which this process, outside, does not see
+	s.guard.own = func() []netip.Addr { return []netip.Addr{pod} } // the pod's address is not visible in this process's network namespace
 	s.SetNames(meshTable())
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -135,18 +135,18 @@ func unanswered(t *testing.T, n *testns.Namespace, network string, s *Server, be
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }()
-	_ = (&dns.Conn{Conn: conn}).WriteMsg(meshQuestion()) // a connection may have been closed already
+	_ = (&dns.Conn{Conn: conn}).WriteMsg(meshQuestion()) // fails if the server has already closed the connection
 	testenv.Eventually(t, "the question is dropped", func() error {
 		if got := testutil.ToFloat64(s.metrics.dropped.WithLabelValues(dropSource)); got != before+1 {
 			return fmt.Errorf("%v were", got-before)
 		}
 		return nil
 	})
-	patience := 10 * time.Second // for the end of a connection
+	timeout := 10 * time.Second // until the server closes the connection
 	if network == "udp" {
-		patience = time.Millisecond // what was sent would be here
+		timeout = time.Millisecond // a response to a dropped packet would have arrived already
 	}
-	_ = conn.SetReadDeadline(time.Now().Add(patience))
+	_ = conn.SetReadDeadline(time.Now().Add(timeout))
 	got, err := conn.Read(make([]byte, 512))
 	if err == nil || network == "tcp" && errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("by %s: %d bytes, %v", network, got, err)

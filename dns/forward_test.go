@@ -97,7 +97,7 @@ func TestAnswersAgeWithAndWithoutAMonotonicClock(t *testing.T) {
 	for keep, kept := range map[time.Duration]bool{30 * time.Minute: false, 2 * time.Hour: true} {
 		c.put(question{}, a, keep)
 		if got := c.get(question{}) != nil; got != kept {
-			t.Errorf("an answer of an hour ago that is of use for %s is kept: %v", keep, got)
+			t.Errorf("an answer of an hour ago that may be served for %s is still cached: %v", keep, got)
 		}
 	}
 }
@@ -122,14 +122,14 @@ func TestStaleAnswersAreServedWithoutResolvers(t *testing.T) {
 	deadline := time.Now().Add(10 * time.Second)
 	for values(exchange(t, s, "x.example.", dns.TypeA))[0] != "5.6.7.8" {
 		if time.Now().After(deadline) {
-			t.Fatal("the resolver that came back is not asked")
+			t.Fatal("the resolver that has recovered is not queried")
 		}
 		c.advance(time.Minute)
 	}
 	up.become(silent)
 	c.advance(3 * time.Hour)
 	if got := exchange(t, s, "x.example.", dns.TypeA); got.Rcode != dns.RcodeServerFailure {
-		t.Errorf("after it is too old: %v", got)
+		t.Errorf("the answer is served although it is too old: %v", got)
 	}
 }
 
@@ -155,7 +155,7 @@ func TestConcurrentQueriesAreForwardedOnce(t *testing.T) {
 	}
 	close(release)
 	asking.Wait()
-	if n := up.queries.Load(); n > 2 { // a second query may start when the first ends, because nothing is cached
+	if n := up.queries.Load(); n > 2 { // the answer is not cached, so a query after the first response is forwarded again
 		t.Errorf("%d questions", n)
 	}
 }
@@ -170,7 +170,7 @@ func TestLargeAnswersAreFetchedOverTCPAndTruncated(t *testing.T) {
 	m := new(dns.Msg)
 	m.SetQuestion("big.example.", dns.TypeA)
 	if got := put(t, s, "udp", m); !got.Truncated {
-		t.Error("512 bytes hold 200 addresses")
+		t.Error("a response of 512 bytes contains 200 addresses")
 	}
 	if got := put(t, s, "tcp", m); got.Truncated || len(got.Answer) != 200 {
 		t.Errorf("%d answers by TCP", len(got.Answer))
@@ -219,14 +219,14 @@ func TestSilentResolverIsSkipped(t *testing.T) {
 	for range 10 {
 		exchange(t, s, "x.example.", dns.TypeA)
 	}
-	if n := away.queries.Load(); n > 3 { // on a busy machine, a pause of one second may end meanwhile
-		t.Errorf("the silent one was asked %d times", n)
+	if n := away.queries.Load(); n > 3 { // on a busy machine, the rest of one second may end during the test
+		t.Errorf("the silent resolver received %d queries", n)
 	}
 	before := away.queries.Load()
 	c.advance(time.Minute)
 	exchange(t, s, "x.example.", dns.TypeA)
 	if away.queries.Load() == before {
-		t.Error("the silent one is never asked again")
+		t.Error("the silent resolver is never queried again")
 	}
 }
 
@@ -269,9 +269,9 @@ func TestResolverWithoutCaseAndTCPIsQueriedTwice(t *testing.T) {
 	up.closeTCP()
 	s := start(t, Config{ResolvConf: resolvConfOf(t, up)}, noNames)
 	if got := values(exchange(t, s, "a-name-of-many-letters-is-drawn-alike-by-no-chance.example.", dns.TypeA)); !slices.Equal(got, []string{"1.2.3.4"}) || up.queries.Load() != 2 {
-		t.Errorf("got %v after %d questions", got, up.queries.Load())
+		t.Errorf("got %v after %d queries", got, up.queries.Load())
 	}
-	// A single such answer is not believed.
+	// A single response with the wrong case is not accepted.
 	up.become(func(w dns.ResponseWriter, r *dns.Msg) {
 		if up.queries.Load()%2 == 1 {
 			forget(w, r)
@@ -330,12 +330,12 @@ func TestResolvConfIsReadAgainWhenItChanges(t *testing.T) {
 	writeResolvConf(t, path, two, two)
 	c.advance(2 * time.Second)
 	if got := values(exchange(t, s, "x.example.", dns.TypeA)); !slices.Equal(got, []string{"2.2.2.2"}) {
-		t.Errorf("after the change: %v", got)
+		t.Errorf("after resolv.conf changed: %v", got)
 	}
 	writeResolvConf(t, path, one)
-	c.advance(-24 * time.Hour) // the clock is put right
+	c.advance(-24 * time.Hour) // the clock is set back to the correct time
 	if got := values(exchange(t, s, "x.example.", dns.TypeA)); !slices.Equal(got, []string{"1.1.1.1"}) {
-		t.Errorf("with a clock that was put back: %v", got)
+		t.Errorf("after the clock was set back: %v", got)
 	}
 	writeResolvConf(t, path, two)
 	c.advance(2 * time.Second)
@@ -345,7 +345,7 @@ func TestResolvConfIsReadAgainWhenItChanges(t *testing.T) {
 	}
 	c.advance(2 * time.Minute)
 	if got := values(exchange(t, s, "x.example.", dns.TypeA)); !slices.Equal(got, []string{"2.2.2.2"}) {
-		t.Errorf("after it is gone: %v", got)
+		t.Errorf("after resolv.conf was removed: %v", got)
 	}
 	if reason := s.Condition().Reason; !strings.Contains(reason, "resolv.conf") {
 		t.Errorf("health: %q", reason)
@@ -382,11 +382,11 @@ func TestCacheLimits(t *testing.T) {
 		}
 	}
 	if c.get(question{name: "999"}) == nil || c.get(question{name: "1"}) != nil {
-		t.Error("the last used are kept, the others not")
+		t.Error("the cache did not evict the least recently used entries")
 	}
 	c.put(question{name: "large"}, &answer{wire: make([]byte, 20_000), stored: now}, time.Hour)
 	if c.get(question{name: "large"}) != nil {
-		t.Error("one answer drives out many")
+		t.Error("one large answer evicts many others")
 	}
 	c.clear()
 	if c.len() != 0 || c.held != 0 {
@@ -418,10 +418,10 @@ func TestLookupExplains(t *testing.T) {
 		}
 	}
 	if _, err := s.Lookup(context.Background(), "web", "BOGUS"); err == nil {
-		t.Error("BOGUS is taken for a type")
+		t.Error("BOGUS is accepted as a record type")
 	}
 	if _, err := s.Lookup(context.Background(), "a..b", "A"); err == nil {
-		t.Error("a..b is taken for a name")
+		t.Error("a..b is accepted as a name")
 	}
 }
 
@@ -457,7 +457,7 @@ func TestAnswersAreCountedBySource(t *testing.T) {
 	}
 }
 
-// A slow answer delays no other answer on its connection, and is sent although the client has closed its side.
+// A slow answer does not delay other answers on its connection. It is sent even after the client has closed its side.
 func TestAnswersOverTCPAreSentOutOfOrder(t *testing.T) {
 	answer, hold := records("slow.example. 0 IN A 10.0.0.1", "quick.example. 0 IN A 10.0.0.2"), make(chan struct{})
 	up := newResolver(t, func(w dns.ResponseWriter, m *dns.Msg) {
@@ -484,7 +484,7 @@ func TestAnswersOverTCPAreSentOutOfOrder(t *testing.T) {
 	for _, name := range []string{"quick.example.", "slow.example."} {
 		m, err := talk.ReadMsg()
 		if err != nil {
-			t.Fatalf("waiting for %s: %v", name, err)
+			t.Fatalf("waiting for the answer to %s: %v", name, err)
 		}
 		if m.Question[0].Name != name || len(m.Answer) != 1 {
 			t.Errorf("the answer is %v, want one for %s", m, name)

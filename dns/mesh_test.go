@@ -121,8 +121,8 @@ func TestMeshAnswersHaveConfiguredTTLAndRandomOrder(t *testing.T) {
 		}
 		first[values(got)[0]] = true
 	}
-	if len(first) < 4 { // that few of 8 in 100 draws is less likely than any other failure
-		t.Errorf("first answers: %v", first)
+	if len(first) < 4 { // with 100 random orders of 8 addresses, this is practically impossible
+		t.Errorf("addresses that were first in an answer: %v", first)
 	}
 }
 
@@ -152,7 +152,7 @@ func TestForwardWithoutTable(t *testing.T) {
 	}
 }
 
-// A client that has received an answer of one table receives no answer of an earlier table.
+// After a client has received an answer from a table, it does not receive answers from an earlier table.
 func TestTablesAreReplacedAtomically(t *testing.T) {
 	const hosts, most = 50, 1 << 16
 	s := start(t, Config{ResolvConf: resolvConfOf(t)}, nil)
@@ -185,14 +185,14 @@ func TestTablesAreReplacedAtomically(t *testing.T) {
 		ip := got.Answer[0].(*dns.A).A.To4()
 		generation := int(ip[2])<<8 | int(ip[3])
 		if generation < last {
-			t.Fatalf("table %d after table %d", generation, last)
+			t.Fatalf("an answer from table %d after one from table %d", generation, last)
 		}
 		last, seen[generation] = generation, true
 	}
 	close(stop)
 	<-done
 	if len(seen) < 2 {
-		t.Errorf("only the tables %v were seen: nothing is proved", seen)
+		t.Errorf("only answers from the tables %v were received, so the test checked nothing", seen)
 	}
 }
 
@@ -207,10 +207,10 @@ func TestLargeHeadlessServiceIsTruncatedOverUDPOnly(t *testing.T) {
 	got := put(t, s, "udp", m)
 	got.Compress = true
 	if !got.Truncated || got.Len() > 512 || len(got.Answer) == 0 {
-		t.Errorf("by UDP: truncated %v, %d bytes", got.Truncated, got.Len())
+		t.Errorf("over UDP: truncated %v, %d bytes", got.Truncated, got.Len())
 	}
 	if got := put(t, s, "tcp", m); got.Truncated || len(got.Answer) != 1000 {
-		t.Errorf("by TCP: truncated %v, %d answers", got.Truncated, len(got.Answer))
+		t.Errorf("over TCP: truncated %v, %d answers", got.Truncated, len(got.Answer))
 	}
 	m.SetEdns0(1232, false)
 	if got := put(t, s, "udp", m); !got.Truncated || len(got.Answer) < 60 || got.IsEdns0() == nil {

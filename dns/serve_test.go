@@ -36,12 +36,12 @@ func TestClientACL(t *testing.T) {
 		}
 	}
 	if looked != 1 {
-		t.Errorf("strangers made it list the addresses %d times", looked)
+		t.Errorf("queries from unknown addresses made the server list its addresses %d times", looked)
 	}
 	own = addresses("10.1.2.4")
 	c.advance(time.Minute)
 	if !g.admits(own[0]) {
-		t.Error("a new address of the machine is not known")
+		t.Error("a new address of the machine is not admitted")
 	}
 }
 
@@ -60,7 +60,7 @@ func TestInvalidQueriesGetShortRefusals(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		wire  []byte
-		rcode int // -1: no answer
+		rcode int // expected response code; -1 for no response
 	}{
 		{"too short", []byte("hello"), -1},
 		{"an answer", edit(func(m *dns.Msg) { m.Response = true }), -1},
@@ -77,7 +77,7 @@ func TestInvalidQueriesGetShortRefusals(t *testing.T) {
 			if _, err := conn.Write(c.wire); err != nil {
 				t.Fatal(err)
 			}
-			if c.rcode < 0 { // the first answer must be the one to the next query
+			if c.rcode < 0 { // without a response, the next response must be to the next query
 				if _, err := conn.Write(edit(func(m *dns.Msg) { m.Id = 4711 })); err != nil {
 					t.Fatal(err)
 				}
@@ -163,7 +163,7 @@ func TestNewConnectionsGetTheSlotsOfIdleOnes(t *testing.T) {
 	_, _ = waiting.Write(query("outside.example."))
 	testenv.Eventually(t, "the query waits for the resolver", func() error {
 		if len(s.slots) != 1 {
-			return errors.New("it was not read yet")
+			return errors.New("the server has not read the query yet")
 		}
 		return nil
 	})
@@ -186,7 +186,7 @@ func TestNewConnectionsGetTheSlotsOfIdleOnes(t *testing.T) {
 	if _, err := idle.Read(make([]byte, 1)); err != io.EOF && !strings.Contains(fmt.Sprint(err), "reset") {
 		t.Errorf("the connection that was idle for longest was not closed: %v", err)
 	}
-	for range maxConnections - 10 { // the connections that are idle by now
+	for range maxConnections - 10 { // the remaining idle connections
 		dial()
 	}
 	if got := testutil.ToFloat64(s.metrics.dropped.WithLabelValues(dropIdle)); got == 0 {
@@ -224,7 +224,7 @@ func TestListenOnLocalhostAndOccupiedPort(t *testing.T) {
 		taken := fmt.Sprintf("localhost:%d", six.Addr().(*net.TCPAddr).Port)
 		if s, err := New(Config{Listen: []string{taken}, ResolvConf: config.ResolvConf}); err == nil {
 			s.Close()
-			t.Error("half of localhost is somebody else's, and it is passed over")
+			t.Error("New ignored that another process listens on ::1")
 		}
 	}
 	config.Listen = []string{s.Addresses()[0].String()}
@@ -264,7 +264,7 @@ func TestRunEndsWithPendingQueries(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(20 * time.Second):
-		t.Fatal("it does not end")
+		t.Fatal("Run does not return")
 	}
 }
 
@@ -286,7 +286,7 @@ func FuzzQuery(f *testing.F) {
 		q, out := s.receive(wire, tcp)
 		if quick != nil && !tcp {
 			if one, other := read(t, quick), read(t, out); normalize(one) != normalize(other) || len(quick) > q.size {
-				t.Fatalf("the quick way\n%s\nthe long one\n%s", normalize(one), normalize(other))
+				t.Fatalf("response of the fast path\n%s\nresponse without it\n%s", normalize(one), normalize(other))
 			}
 		}
 		if len(out) == 0 {
@@ -347,7 +347,7 @@ func BenchmarkMeshName(b *testing.B) { benchmark(b, "web.shop.svc.cluster.local.
 
 func BenchmarkCachedAnswer(b *testing.B) { benchmark(b, "x.example.") }
 
-// benchmark leaves out the network, which costs both the same.
+// benchmark measures the server without the network.
 func benchmark(b *testing.B, name string) {
 	up := newResolver(b, records("x.example. 3600 IN A 1.2.3.4"))
 	s := start(b, Config{ResolvConf: resolvConfOf(b, up)}, meshTable())
@@ -364,7 +364,7 @@ func benchmark(b *testing.B, name string) {
 	}
 }
 
-// BenchmarkOverUDP is a question and its answer through the kernel, with several clients.
+// BenchmarkOverUDP measures a query and its response over loopback, with several clients.
 func BenchmarkOverUDP(b *testing.B) {
 	s := start(b, Config{ResolvConf: resolvConfOf(b)}, meshTable())
 	m := new(dns.Msg)
@@ -385,7 +385,7 @@ func BenchmarkOverUDP(b *testing.B) {
 	})
 }
 
-// Who forges the sender's address gets no more sent there than a sender of that kind may expect, and strangers nothing.
+// A client can forge its source address. The response must not exceed the size that the query permits.
 func TestUDPAnswersFitTheClientsLimit(t *testing.T) {
 	var ips []netip.Addr
 	for i := range 300 {
@@ -412,7 +412,7 @@ func TestUDPAnswersFitTheClientsLimit(t *testing.T) {
 			if size > 0 {
 				m.SetEdns0(size, false)
 			}
-			for range 2 { // the second is out of the cache
+			for range 2 { // the second response is from the cache
 				conn := dialUDP(t, s)
 				wire, _ := m.Pack()
 				if _, err := conn.Write(wire); err != nil {
@@ -441,14 +441,14 @@ func TestSocketErrorsAreRetried(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
-	fail := func(until time.Time) { // as they do while no file descriptor is left
+	fail := func(until time.Time) { // as reads and accepts fail while all file descriptors are in use
 		_ = s.sockets[0].udp.SetReadDeadline(until)
 		_ = s.sockets[0].tcp.SetDeadline(until)
 	}
 	fail(time.Unix(1, 0))
 	select {
 	case err := <-ended:
-		t.Fatalf("it ended: %v", err)
+		t.Fatalf("Run returned: %v", err)
 	case <-time.After(1500 * time.Millisecond):
 	}
 	fail(time.Time{})
@@ -468,7 +468,7 @@ func TestSocketErrorsAreRetried(t *testing.T) {
 
 func TestAnswersAreSentFromTheQueriedAddress(t *testing.T) {
 	if runtime.GOOS != "linux" {
-		t.Skip("elsewhere loopback has one address")
+		t.Skip("only on Linux is all of 127.0.0.0/8 local")
 	}
 	for _, listen := range []string{"0.0.0.0:0", ":0"} {
 		s, err := New(Config{Listen: []string{listen}, ResolvConf: resolvConfOf(t, newResolver(t, records("x.example. 60 IN A 1.2.3.4")))})

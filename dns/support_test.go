@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// clock is moved by hand.
+// clock is a clock that tests advance.
 type clock struct{ offset atomic.Int64 }
 
 func (c *clock) now() time.Time          { return time.Now().Add(time.Duration(c.offset.Load())) }
@@ -34,7 +34,7 @@ type resolver struct {
 	byTCP   atomic.Int64
 	mu      sync.Mutex
 	behave  func(w dns.ResponseWriter, r *dns.Msg)
-	// closeTCP leaves it with UDP alone.
+	// closeTCP closes the TCP listener, so that the resolver responds only over UDP.
 	closeTCP func()
 }
 
@@ -73,7 +73,7 @@ func (r *resolver) become(behave func(dns.ResponseWriter, *dns.Msg)) {
 	r.behave = behave
 }
 
-// records answers by a zone of records in the usual notation. A name without any does not exist.
+// records returns a handler that answers from records in zone file notation, and with NXDOMAIN for other names.
 func records(zone ...string) func(dns.ResponseWriter, *dns.Msg) {
 	var rrs []dns.RR
 	for _, line := range zone {
@@ -126,7 +126,7 @@ func rcode(code int) func(dns.ResponseWriter, *dns.Msg) {
 
 const search = "search shop.svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5\n"
 
-// resolvConfOf writes the file for some resolvers.
+// resolvConfOf writes a resolv.conf with these resolvers and returns its path.
 func resolvConfOf(t testing.TB, resolvers ...*resolver) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "resolv.conf")
@@ -148,7 +148,7 @@ func writeResolvConf(t testing.TB, path string, resolvers ...*resolver) {
 	}
 }
 
-// start runs a server with the table of this file, unless the configuration forbids a table.
+// start runs a server until the end of the test. The table may be nil.
 func start(t testing.TB, config Config, table *Table) *Server {
 	t.Helper()
 	config.Listen = []string{"127.0.0.1:0"}
@@ -189,7 +189,7 @@ func put(t testing.TB, s *Server, network string, m *dns.Msg) *dns.Msg {
 	return got
 }
 
-// values are the data of the answers, without their order.
+// values returns the data of all answer records in sorted order.
 func values(m *dns.Msg) []string {
 	out := []string{}
 	for _, rr := range m.Answer {
@@ -216,7 +216,7 @@ func dialUDP(t testing.TB, s *Server) net.Conn {
 	return conn
 }
 
-// encodeTable is how a control plane writes a table.
+// encodeTable encodes a table as a NameTable message.
 func encodeTable(t *Table) []byte {
 	var wire []byte
 	for host, e := range t.Hosts {
@@ -252,8 +252,8 @@ func read(t testing.TB, wire []byte) *dns.Msg {
 	return m
 }
 
-// normalize is what has to be the same in two answers, whichever way they were made: all but the id, the order of records,
-// the case of letters, and which of them are left of a truncated answer.
+// normalize returns the parts of a response that must be equal with and without the fast path. It omits the ID, the order
+// and letter case of records, and the records of a truncated response.
 func normalize(m *dns.Msg) string {
 	lines := []string{}
 	for _, rr := range m.Answer {

@@ -20,7 +20,7 @@ import (
 
 const owner = "sidecar~10.0.0.1~web-1.shop~shop.svc.cluster.local"
 
-// log is what was logged.
+// log collects the server's log.
 type log struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -48,7 +48,7 @@ func awaitFile(t *testing.T, file string, content []byte) {
 	testenv.Eventually(t, "the names are on disk", func() error {
 		text, err := os.ReadFile(file)
 		if err == nil && !bytes.HasSuffix(text, content) {
-			err = errors.New("others are")
+			err = errors.New("other names are served")
 		}
 		return err
 	})
@@ -84,13 +84,13 @@ func TestStoredNamesAreServedAfterRestart(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	if err := second.Update([]byte{0xff}); err == nil {
-		t.Error("a broken table was taken")
+		t.Error("an invalid table was accepted")
 	}
 	if got := exchange(t, second, "web.", dns.TypeA); len(got.Answer) != 1 {
-		t.Errorf("after a broken table: %v", got)
+		t.Errorf("after an invalid table: %v", got)
 	}
 	if err := second.Update(wire); err != nil || strings.Contains(second.Condition().Reason, "stored one") {
-		t.Errorf("after the control plane's: %v, %+v", err, second.Condition())
+		t.Errorf("after a table of the control plane: %v, %+v", err, second.Condition())
 	}
 }
 
@@ -117,14 +117,14 @@ func TestStoredNamesOfOthersAndDamagedOnesAreIgnored(t *testing.T) {
 			t.Errorf("%s: %+v; %s", name, c, l)
 		}
 	}
-	// What is no file at all is not waited for.
+	// Opening a named pipe must not block.
 	pipe := filepath.Join(t.TempDir(), "pipe")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	config, l := keeping(t, pipe)
 	if s := start(t, config, nil); s.Condition().OK || !strings.Contains(l.String(), "not a regular file") {
-		t.Errorf("a pipe: %s", l)
+		t.Errorf("log with a named pipe: %s", l)
 	}
 }
 
@@ -148,12 +148,12 @@ func TestNamesAreServedWhenTheyCannotBeStored(t *testing.T) {
 		t.Error(got)
 	}
 	if left, err := filepath.Glob(filepath.Join(filepath.Dir(full), ".*")); err != nil || len(left) > 0 {
-		t.Errorf("temporary files are left behind: %q, %v", left, err)
+		t.Errorf("temporary files remain: %q, %v", left, err)
 	}
 }
 
 func TestFrequentTablesAreNotAllWritten(t *testing.T) {
-	config, _ := keeping(t, filepath.Join(os.DevNull, "names")) // where each attempt fails, and so is counted
+	config, _ := keeping(t, filepath.Join(os.DevNull, "names")) // each write fails and is counted
 	s := start(t, config, nil)
 	wire := encodeTable(meshTable())
 	began := time.Now()
@@ -161,7 +161,7 @@ func TestFrequentTablesAreNotAllWritten(t *testing.T) {
 		if err := s.Update(wire); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(3 * time.Millisecond) // the table is written meanwhile, if it is to be
+		time.Sleep(3 * time.Millisecond) // in this time a write would happen
 	}
 	most := 2 + float64(time.Since(began)/writeInterval)
 	if tried := testutil.ToFloat64(s.metrics.keepFailures); tried == 0 || tried > most {

@@ -45,7 +45,7 @@ func TestAnswersEqualUnbound(t *testing.T) {
 		what      string
 		server    *Server
 		questions []dns.Question
-		exact     bool // header and TTL too, for what is our own
+		exact     bool // also compare the header and TTLs, for names in the table
 	}{
 		{"names of the mesh", mesh, meshQuestions(), true},
 		{"forwarded names", forwarding, outerQuestions(), false},
@@ -81,7 +81,8 @@ func compare(t *testing.T, what string, tr transport, ours, theirs string, quest
 	}
 }
 
-// summary leaves out what may differ: the order of records, and what is left of a truncated answer.
+// summary returns the parts of a response that must be equal. It omits the order of records, and the records of a
+// truncated response.
 func summary(m *dns.Msg, exact bool) string {
 	lines := []string{}
 	for _, rr := range m.Answer {
@@ -101,7 +102,7 @@ func summary(m *dns.Msg, exact bool) string {
 	return head + "\n" + strings.Join(lines, "\n")
 }
 
-// querier reuses its connection.
+// querier is a client that reuses its connection.
 type querier struct {
 	at string
 	transport
@@ -122,7 +123,7 @@ func (a *querier) query(q dns.Question) (*dns.Msg, error) {
 	}
 	var got *dns.Msg
 	var err error
-	for range 3 { // a server may close what it finds old
+	for range 3 { // the server may have closed the idle connection
 		if a.conn == nil {
 			if a.conn, err = dns.DialTimeout(a.network, a.at, 5*time.Second); err != nil {
 				return nil, err
@@ -139,7 +140,8 @@ func (a *querier) query(q dns.Question) (*dns.Msg, error) {
 	return nil, err
 }
 
-// addressesOf are those of the i-th name: one, several, of one family or both, and more than fit a small answer.
+// addressesOf returns the addresses of the i-th name: one or several, of one family or both, and for some names more than
+// fit into a small response.
 func addressesOf(i int) (ips []netip.Addr) {
 	v4, v6 := 1, 0
 	switch i % 10 {
@@ -195,7 +197,7 @@ func meshQuestions() []dns.Question {
 	return all
 }
 
-// outerRecords are of all types and sizes.
+// outerRecords returns records of many types and sizes for the i-th name outside the mesh.
 func outerRecords(i int) []string {
 	name := fmt.Sprintf("o%d.%s", i, outerZone)
 	switch i % 8 {
@@ -205,7 +207,7 @@ func outerRecords(i int) []string {
 		return []string{name + " 300 IN TXT \"" + strings.Repeat("x", 200) + "\""}
 	case 3:
 		var all []string
-		for n := range 3 + 2*(i%20) { // up to about 10 KB
+		for n := range 3 + 2*(i%20) { // up to about 10 KB of records
 			all = append(all, fmt.Sprintf("%s 300 IN TXT \"%d %s\"", name, n, strings.Repeat("y", 240)))
 		}
 		return all
@@ -241,12 +243,12 @@ func resolvConfAt(t *testing.T, resolver string) string {
 	return path
 }
 
-// startUnbound runs a resolver that has all the names as local data.
+// startUnbound runs unbound with all names as local data.
 func startUnbound(t *testing.T) string {
 	t.Helper()
 	binary, err := exec.LookPath("unbound")
 	if err != nil {
-		t.Skip("unbound is not here: scripts/unbound.sh installs it")
+		t.Skip("unbound is not installed: run scripts/unbound.sh")
 	}
 	free, err := listenAt("127.0.0.1:0")
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 )
 
-// injected is a pod as an injector leaves it, changed.
+// injected returns a pod as Istio's injector creates it, modified by change.
 func injected(change func(p *agentapi.Pod)) *agentapi.Pod {
 	p := &agentapi.Pod{
 		Metadata: agentapi.Metadata{Name: "web", Namespace: "shop", UID: "u1", Labels: map[string]string{},
@@ -38,7 +38,7 @@ func TestSkippedPodsHaveAReason(t *testing.T) {
 	settings := Settings{ExcludeNamespaces: []string{"kube-system"}, AgentNamespace: "istio-system"}
 	for name, c := range map[string]struct {
 		change func(p *agentapi.Pod)
-		want   string // word of the skip; "": captured
+		want   string // the expected Skip.Word; "" if the pod is captured
 	}{
 		"injected":                      {nil, ""},
 		"excluded namespace":            {func(p *agentapi.Pod) { p.Metadata.Namespace = "kube-system" }, "excluded-namespace"},

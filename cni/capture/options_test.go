@@ -14,7 +14,7 @@ func TestOptionsComeFromThePodAndTheMesh(t *testing.T) {
 	for name, c := range map[string]struct {
 		settings Settings
 		change   func(p *agentapi.Pod)
-		want     map[string]string // options as the command writes them
+		want     map[string]string // expected options, by flag or variable name
 	}{
 		"nothing said": {want: map[string]string{
 			"envoy-port": "15001", "inbound-capture-port": "15006", "inbound-tunnel-port": "15008",
@@ -142,7 +142,7 @@ func FuzzAnnotations(f *testing.F) {
 			return
 		}
 		if _, err := iptables.Compile(o); err != nil {
-			t.Errorf("accepted, but not compiled: %v", err)
+			t.Errorf("accepted options do not compile: %v", err)
 		}
 		for _, port := range probePorts {
 			for _, r := range o.InboundPorts.Listed {

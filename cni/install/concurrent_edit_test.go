@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// Another program may write its configuration twice in a row, the second time while the first is being dealt with. What
-// counts is the last that it wrote. Between the last look and the change itself, which are steps "rename" and "remove",
-// nothing can be done for it.
+// Another program may write its configuration again while the installer processes the previous version. The installer
+// must not overwrite the newer version. The test does not write between the installer's last check and the change itself
+// (steps "rename" and "remove"), because the installer cannot detect this.
 func TestConcurrentForeignEditsAreNotLost(t *testing.T) {
 	t.Parallel()
 	for _, w := range ways {
@@ -35,7 +35,7 @@ func TestConcurrentForeignEditsAreNotLost(t *testing.T) {
 					})
 					if end {
 						if err := in.Uninstall(); err != nil {
-							t.Errorf("step %d of the end: %v", at, err)
+							t.Errorf("step %d of the uninstallation: %v", at, err)
 						}
 					} else {
 						for tries := 0; ; tries++ {
@@ -50,9 +50,9 @@ func TestConcurrentForeignEditsAreNotLost(t *testing.T) {
 						n.wantChain(w.after...)
 					}
 					if text := n.texts("net.d"); wrote && !strings.Contains(text, "cni7") {
-						t.Errorf("step %d (end: %v): what was written meanwhile is lost:\n%s", at, end, text)
+						t.Errorf("step %d (uninstall: %v): the other program's change is lost:\n%s", at, end, text)
 					} else if end && strings.Contains(text, PluginType) {
-						t.Errorf("step %d of the end: the plugin stays:\n%s", at, text)
+						t.Errorf("step %d of the uninstallation: the plugin's entry remains:\n%s", at, text)
 					}
 					if count < at {
 						break
@@ -63,7 +63,7 @@ func TestConcurrentForeignEditsAreNotLost(t *testing.T) {
 	}
 }
 
-// texts returns the contents of all files of a directory that a runtime reads.
+// texts returns the contents of all files in a directory that container runtimes read.
 func (n *node) texts(dir string) string {
 	var all strings.Builder
 	entries, err := os.ReadDir(n.path(dir))

@@ -10,7 +10,7 @@ import (
 
 var errInjected = errors.New("injected")
 
-// failAt makes the nth step fail: alone, as a fault of the disk, or with all that follow, as when the process is killed.
+// failAt makes the nth file operation fail. With killed, all following operations fail too, as if the process were killed.
 func failAt(n int, killed bool) (before func(string, string) error, steps *int) {
 	count := 0
 	return func(step, path string) error {
@@ -22,7 +22,7 @@ func failAt(n int, killed bool) (before func(string, string) error, steps *int) 
 	}, &count
 }
 
-// served fails the test if a configuration references a plugin whose binary or kubeconfig is missing.
+// served fails the test if a CNI configuration references the plugin, but its binary or kubeconfig is missing.
 func (n *node) served(t *testing.T) {
 	t.Helper()
 	if !strings.Contains(strings.Join(n.chain(), " "), PluginType) {
@@ -30,17 +30,17 @@ func (n *node) served(t *testing.T) {
 	}
 	for _, path := range []string{"bin/pilotfish-cni", "bin2/pilotfish-cni", "run/kubeconfig"} {
 		if _, err := os.Stat(n.path(path)); err != nil {
-			t.Errorf("new pods ask for the plugin, but %v", err)
+			t.Errorf("the CNI configuration references the plugin, but %v", err)
 		}
 	}
 }
 
-// oldOrNew checks that new pods get one of two chains.
+// oldOrNew checks that a runtime uses one of two plugin lists for new pods.
 func (n *node) oldOrNew(t *testing.T, before, after []string) {
 	t.Helper()
 	got := strings.Join(n.chain(), " ")
 	if got != strings.Join(before, " ") && got != strings.Join(after, " ") {
-		t.Errorf("new pods get %s, which is neither the old nor the new", got)
+		t.Errorf("new pods use the plugins %s, which is neither the old nor the new list", got)
 	}
 	n.served(t)
 }
@@ -77,7 +77,7 @@ func TestInstallFailingAtAnyStepIsRolledBack(t *testing.T) {
 	}
 }
 
-// withoutStaging leaves out what could not be removed, as its removal was the step that failed.
+// withoutStaging removes temporary files from the list, because the step that failed may be their removal.
 func withoutStaging(files string) string {
 	var keep strings.Builder
 	for line := range strings.Lines(files) {
@@ -108,10 +108,10 @@ func TestInstallKilledAtAnyStepLeavesTheOldOrTheNewState(t *testing.T) {
 				fresh := n.install(func(c *Config) { c.Mode = w.mode })
 				n.wantChain(w.after...)
 				if strings.Contains(n.files(), staging) {
-					t.Errorf("step %d: what was half written stays", at)
+					t.Errorf("step %d: temporary files remain", at)
 				}
 				if err := fresh.Uninstall(); err != nil || n.files() != before {
-					t.Errorf("step %d: after all (%v)\n%s\nwas\n%s", at, err, n.files(), before)
+					t.Errorf("step %d: files after the uninstallation (%v)\n%s\nbefore the installation\n%s", at, err, n.files(), before)
 				}
 			}
 		})
@@ -137,7 +137,7 @@ func TestKilledAtAnyStepOfTheUninstallLeavesNoPodWithAMissingPlugin(t *testing.T
 				}
 				n.oldOrNew(t, w.before, w.after)
 				if err := n.installer(func(c *Config) { c.Mode = w.mode }).Uninstall(); err != nil || n.files() != before {
-					t.Errorf("step %d: the second attempt (%v) leaves\n%s\nwas\n%s", at, err, n.files(), before)
+					t.Errorf("step %d: files after the second attempt (%v)\n%s\nbefore\n%s", at, err, n.files(), before)
 				}
 			}
 		})
@@ -191,7 +191,7 @@ func TestUpgradeFailingAtAnyStepRestoresThePreviousVersion(t *testing.T) {
 			}
 			return
 		}
-		if err == nil { // what could not be removed afterwards is swept by the next
+		if err == nil { // the next attempt removes temporary files that remain
 			n.install(func(c *Config) { c.Plugin = map[string]any{"cni_agent_run_dir": "/elsewhere"} })
 		} else if now := withoutStaging(n.files()); now != before {
 			t.Errorf("step %d (%v): left\n%s\nwas\n%s", at, err, now, before)

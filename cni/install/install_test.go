@@ -95,7 +95,7 @@ func (n *node) install(change ...func(*Config)) *Installer {
 	return in
 }
 
-// files is all that is on the node but the undo log: names, modes and contents.
+// files returns the names, modes and contents of all files on the node except the undo log.
 func (n *node) files() string {
 	n.t.Helper()
 	var all strings.Builder
@@ -120,12 +120,12 @@ func (n *node) files() string {
 	return all.String()
 }
 
-// chain is what a runtime would do for a new pod: the plugins of the first configuration, as libcni reads it.
+// chain returns the plugins that a runtime runs for a new pod: those of the first configuration, as libcni reads it.
 func (n *node) chain() []string {
 	n.t.Helper()
 	names, err := libcni.ConfFiles(n.config.ConfDir, []string{".conf", ".conflist", ".json"})
 	if err != nil || len(names) == 0 {
-		n.t.Fatalf("no configuration (%v)", err)
+		n.t.Fatalf("there is no CNI configuration (%v)", err)
 	}
 	if strings.HasSuffix(names[0], ".conflist") {
 		list, err := libcni.ConfListFromFile(names[0])
@@ -150,7 +150,7 @@ func TestNamedConfigurationIsFoundInEitherForm(t *testing.T) {
 	for _, name := range []string{"10-podnet.conf", "10-podnet.conflist"} {
 		n := newNode(t, "10-podnet.conf", bridgeSingle)
 		in := n.installer(func(c *Config) { c.ConfName = name })
-		for range 2 { // the second finds what the first has made of it
+		for range 2 { // the second installation finds the result of the first
 			if _, err := in.Install(); err != nil || !in.Health().OK {
 				t.Errorf("%s: %v", name, err)
 			}
@@ -166,11 +166,11 @@ func TestNamedConfigurationIsFoundInEitherForm(t *testing.T) {
 func (n *node) wantChain(want ...string) {
 	n.t.Helper()
 	if got := n.chain(); strings.Join(got, " ") != strings.Join(want, " ") {
-		n.t.Errorf("new pods get %v, want %v", got, want)
+		n.t.Errorf("a runtime runs the plugins %v for new pods, want %v", got, want)
 	}
 }
 
-// ways are the ways to install, with what new pods get before and after.
+// ways are the modes of installation, with the plugins that a runtime runs before and after.
 var ways = []struct {
 	name, file, content string
 	mode                Mode
@@ -194,7 +194,7 @@ func TestInstallAndUninstallLeaveTheNodeAsItWas(t *testing.T) {
 			}
 			after := n.files()
 			if changed, err := n.installer(func(c *Config) { c.Mode = w.mode }).Install(); err != nil || changed || n.files() != after {
-				t.Errorf("a second install changes something (%v, %v)", changed, err)
+				t.Errorf("a second installation changes files (%v, %v)", changed, err)
 			}
 			if err := in.Uninstall(); err != nil {
 				t.Fatal(err)
@@ -253,7 +253,7 @@ func TestInstallWaitsForThePrimaryPlugin(t *testing.T) {
 		t.Errorf("%v, %+v", err, in.Health())
 	}
 	if _, err := os.Stat(n.path("bin/pilotfish-cni")); err != nil {
-		t.Error("the binary should be there by the time the configuration comes:", err)
+		t.Error("the binary must be installed before the primary plugin has written its configuration:", err)
 	}
 	n.write("net.d/10-podnet.conflist", bridgeList)
 	n.install()
@@ -331,7 +331,7 @@ func TestKubeconfigIsSecretAndFollowsTheToken(t *testing.T) {
 		t.Errorf("%+v %v", c, err)
 	}
 	if !in.Health().OK {
-		t.Error("a renewed token makes the node not ready")
+		t.Error("the installer is not ready after the token was renewed")
 	}
 }
 
@@ -351,7 +351,7 @@ func TestInvalidConfigurationChangesNoFile(t *testing.T) {
 		}
 	}
 	if n.files() != before {
-		t.Error("something changed")
+		t.Error("a file changed")
 	}
 }
 
@@ -369,7 +369,7 @@ func TestTombstoneReplacesTheBinaryWhileSandboxesReferenceIt(t *testing.T) {
 	}
 	n.install()
 	if text, _ := os.ReadFile(n.path("bin/pilotfish-cni")); string(text) != "the plugin" {
-		t.Errorf("a new install leaves %s", text)
+		t.Errorf("configuration after a new installation: %s", text)
 	}
 }
 
@@ -415,24 +415,24 @@ func TestSymlinkedConfigurationIsChangedAtItsTarget(t *testing.T) {
 	isLink := func() {
 		t.Helper()
 		if to, err := os.Readlink(link); err != nil || to != "../elsewhere/podnet.json" {
-			t.Errorf("the link leads to %q: %v", to, err)
+			t.Errorf("the symbolic link's target is %q: %v", to, err)
 		}
 	}
 	isLink()
 	if text, err := os.ReadFile(n.path("elsewhere/podnet.json")); err != nil || !strings.Contains(string(text), PluginType) || !n.installed() {
-		t.Errorf("behind it is %s, %v", text, err)
+		t.Errorf("the content of the target is %s, %v", text, err)
 	}
 	if changed, err := in.Install(); changed || err != nil {
-		t.Errorf("a second time it changes: %v, %v", changed, err)
+		t.Errorf("a second installation changes files: %v, %v", changed, err)
 	}
 	if err := in.Uninstall(); err != nil {
 		t.Fatal(err)
 	}
 	isLink()
 	if text, err := os.ReadFile(n.path("elsewhere/podnet.json")); err != nil || string(text) != bridgeList {
-		t.Errorf("afterwards it is %s, %v", text, err)
+		t.Errorf("the content after the uninstallation is %s, %v", text, err)
 	}
 	if left, _ := filepath.Glob(n.path("elsewhere/.*")); len(left) > 0 {
-		t.Errorf("left: %v", left)
+		t.Errorf("remaining files: %v", left)
 	}
 }

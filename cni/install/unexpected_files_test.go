@@ -57,26 +57,26 @@ func TestUnreadableFirstConfigurationIsReportedAsNotReady(t *testing.T) {
 				in := n.installer(func(c *Config) { c.Mode = mode })
 				_, err := in.Install()
 				if !errors.Is(err, errShadowed) || !strings.Contains(err.Error(), path) {
-					t.Errorf("what runtimes may take in its place is not told: %v", err)
+					t.Errorf("the error does not report the unreadable configuration: %v", err)
 				}
 				if h := in.Health(); h.OK {
 					t.Error("ready")
 				}
 				if _, err := os.Stat(n.path("bin/pilotfish-cni")); err != nil {
-					t.Error("what could be done was taken back:", err)
+					t.Error("the plugin's entry was rolled back:", err)
 				}
 				if err := os.Rename(path, n.path("net.d/99-x.conflist")); err != nil {
 					t.Fatal(err)
 				}
 				if _, err := in.Install(); err != nil || !in.Health().OK {
-					t.Errorf("behind the primary it harms nobody: %v", err)
+					t.Errorf("an unreadable file that sorts after the primary's is reported: %v", err)
 				}
 			})
 		}
 	}
 }
 
-// Some runtimes skip such a file and use the next.
+// Some container runtimes ignore a list in a .conf file and use the next configuration.
 func TestListInAConfFileIsNotThePrimary(t *testing.T) {
 	n := newNode(t, "10-podnet.conflist", bridgeList)
 	other := strings.Replace(bridgeList, "podnet", "x", 1)
@@ -89,7 +89,7 @@ func TestListInAConfFileIsNotThePrimary(t *testing.T) {
 		t.Errorf("%q, %v", text, err)
 	}
 	if !n.installed() {
-		t.Error("the configuration that runtimes take then is without the plugin")
+		t.Error("the configuration that such runtimes use does not contain the plugin")
 	}
 }
 
@@ -111,17 +111,17 @@ func TestRepeatedForeignChangesAreAConflict(t *testing.T) {
 			want, _ := os.ReadFile(n.path(file))
 			for round := range maxRepairs + 1 {
 				n.write(file, foreignContent(t, want))
-				n.eventually("the answer", func() bool { return int(fought.Load()) > round })
+				n.eventually("the conflict report", func() bool { return int(fought.Load()) > round })
 			}
 			n.eventually("the warning", func() bool {
 				return strings.Contains(out.String(), "repeatedly") && strings.Contains(out.String(), hint)
 			})
-			// In the truce that follows it is put right at once if it is what captures pods.
+			// During the backoff of a conflict, the plugin's entry is restored immediately if another program removes it.
 			n.write("net.d/10-podnet.conflist", bridgeList)
 			began := time.Now()
 			n.eventually("the chain", n.installed)
 			if wait := time.Since(began); wait > maxBackoff/2 {
-				t.Errorf("pods started unprotected for %v", wait)
+				t.Errorf("pods started without redirection for %v", wait)
 			}
 		})
 	}
@@ -152,8 +152,8 @@ func TestUnenforceableKubeconfigModeIsRefused(t *testing.T) {
 	}
 }
 
-// A program that may write the folder of plugins replaces the temporary file just before it is renamed. The link that is installed
-// then is noticed and replaced.
+// A program with write access to the plugin directory replaces the temporary file with a symbolic link just before the
+// rename. The installer detects the link and replaces it.
 func TestLinkAtTheTemporaryFilesPathIsNotInstalled(t *testing.T) {
 	n := newNode(t, "10-podnet.conflist", bridgeList)
 	n.write("victim", "untouched")
@@ -182,7 +182,7 @@ func TestLinkAtTheTemporaryFilesPathIsNotInstalled(t *testing.T) {
 			return err
 		}
 		if !attacked.Load() || !info.Mode().IsRegular() {
-			return fmt.Errorf("attacked: %v; %v is installed", attacked.Load(), info.Mode())
+			return fmt.Errorf("the temporary file was replaced: %v; the installed file has mode %v", attacked.Load(), info.Mode())
 		}
 		return nil
 	})

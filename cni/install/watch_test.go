@@ -71,14 +71,14 @@ func TestRemovedFilesAreReinstalled(t *testing.T) {
 		text, _ := os.ReadFile(n.path("run/kubeconfig"))
 		return strings.Contains(string(text), "token-9")
 	})
-	n.eventually("the result", func() bool { return results.Load() == "SUCCESS" }) // a file that was half written may fail before
+	n.eventually("the result", func() bool { return results.Load() == "SUCCESS" }) // an attempt that read an incomplete file may have failed before
 }
 
 func TestRemovedRunDirectoryIsRecreated(t *testing.T) {
 	n := newNode(t, "10-podnet.conflist", bridgeList)
 	n.run(func(c *Config) { c.Recheck = time.Hour })
 	n.eventually("the first install", n.installed)
-	for range 3 { // what is watched is each time another folder
+	for range 3 { // each time the directory is another one, which must be watched again
 		if err := os.Rename(n.path("run"), filepath.Join(t.TempDir(), "lost")); err != nil {
 			t.Fatal(err)
 		}
@@ -107,7 +107,7 @@ func TestConflictIsReportedWithItsLikelyCauseAndBacksOff(t *testing.T) {
 		c.Logger = slog.New(slog.NewTextHandler(out, nil))
 		c.OnConflict = func(file string) {
 			if file != "10-podnet.conflist" {
-				t.Errorf("a fight about %s", file)
+				t.Errorf("a conflict about %s was reported", file)
 			}
 			fought.Add(1)
 		}
@@ -134,13 +134,13 @@ func TestConflictBackoffGrowsAndResets(t *testing.T) {
 		now = now.Add(time.Second)
 	}
 	if !slices.IsSorted(waits) || waits[maxRepairs-1] != 0 || waits[maxRepairs] == 0 || waits[len(waits)-1] != maxBackoff {
-		t.Errorf("waits %v", waits)
+		t.Errorf("the delays are %v", waits)
 	}
 	if _, wait := f.round(now, true); wait > time.Second {
 		t.Errorf("pods start without the plugin for %v", wait)
 	}
 	if fight, wait := f.round(now.Add(2*conflictWindow), true); fight || wait != 0 {
-		t.Error("a change once an hour is a fight")
+		t.Error("one change per hour is reported as a conflict")
 	}
 }
 
@@ -184,18 +184,18 @@ func TestPluginIsReinstalledBeforeItsTokenIsRenewed(t *testing.T) {
 	}()
 	<-asked
 	if !n.installed() {
-		t.Error("pods start without the plugin until the API server answers")
+		t.Error("the plugin is not restored until the API server responds")
 	}
 	answer <- errors.New("no answer")
 	if err := <-ended; err == nil || !strings.Contains(err.Error(), "no answer") || in.Health().OK {
 		t.Errorf("%v", err)
 	}
 	if text, _ := os.ReadFile(n.path("run/kubeconfig")); !n.installed() || !strings.Contains(string(text), "token-1") {
-		t.Errorf("what was put back is taken out again, or the kubeconfig is lost: %s", text)
+		t.Errorf("the restored plugin was rolled back, or the kubeconfig is lost: %s", text)
 	}
 }
 
-// A rollback also changes files and would trigger a notification at once.
+// A rollback also changes files, so without a backoff its notification would trigger the next attempt immediately.
 func TestRolledBackInstallIsRetriedWithBackoff(t *testing.T) {
 	n := newNode(t, "10-podnet.conflist", bridgeList)
 	fails := true
@@ -213,7 +213,7 @@ func TestRolledBackInstallIsRetriedWithBackoff(t *testing.T) {
 		}
 	}
 	if _, err := os.Stat(n.path("bin/pilotfish-cni")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("what failed is not taken back: %v", err)
+		t.Errorf("the failed installation was not rolled back: %v", err)
 	}
 	fails = false
 	if wait := in.round(false); wait != 0 || !n.installed() {
@@ -252,7 +252,7 @@ func TestRemovedPluginIsReinstalledDespiteBackoffOfAnotherFile(t *testing.T) {
 		t.Run(string(mode), func(t *testing.T) {
 			n := newNode(t, "10-podnet.conflist", bridgeList)
 			in := n.install(func(c *Config) { c.Mode, c.Settle = mode, time.Millisecond })
-			in.absent = false // it is about something else
+			in.absent = false // the conflict is about another file
 			ended := make(chan error, 1)
 			go func() { ended <- in.waitOut(t.Context(), time.Hour) }()
 			take(n)
@@ -262,7 +262,7 @@ func TestRemovedPluginIsReinstalledDespiteBackoffOfAnotherFile(t *testing.T) {
 					t.Error(err)
 				}
 			case <-time.After(30 * time.Second):
-				t.Fatal("pods start without the plugin until the truce is over")
+				t.Fatal("the plugin is not restored until the end of the backoff")
 			}
 		})
 	}

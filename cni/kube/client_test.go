@@ -14,7 +14,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 )
 
-// writeKubeconfig writes one for a test server, of the form that Istio's node agent leaves for its plugin.
+// writeKubeconfig writes a kubeconfig for a test server, in the form that Istio's node agent writes for its plugin.
 func writeKubeconfig(t *testing.T, server *httptest.Server, user string) string {
 	t.Helper()
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
@@ -58,7 +58,7 @@ func clientOf(t *testing.T, server *httptest.Server, user string) *Client {
 func TestPodIsReadByKubeconfig(t *testing.T) {
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer s3cret" || r.URL.Path != "/api/v1/namespaces/shop/pods/web-1" {
-			t.Errorf("asked %s with %q", r.URL, r.Header.Get("Authorization"))
+			t.Errorf("request %s with authorization %q", r.URL, r.Header.Get("Authorization"))
 		}
 		fmt.Fprint(w, `{"kind":"Pod","metadata":{"name":"web-1","namespace":"shop","uid":"u1","annotations":{"sidecar.istio.io/status":"{}"}},
 			"spec":{"initContainers":[{"name":"istio-proxy","restartPolicy":"Always","securityContext":{"runAsUser":1337}}]}}`)
@@ -116,7 +116,7 @@ func TestTokenDoesNotFollowARedirect(t *testing.T) {
 	server := httptest.NewTLSServer(http.RedirectHandler(other.URL, http.StatusFound))
 	defer server.Close()
 	if _, err := clientOf(t, server, "token: x").Pod(t.Context(), "a", "b"); err == nil || asked {
-		t.Errorf("error %v, the other server was asked: %v", err, asked)
+		t.Errorf("error %v, the other server received a request: %v", err, asked)
 	}
 }
 
@@ -156,7 +156,7 @@ func FuzzKubeconfig(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		c, err := parse(text, t.TempDir())
 		if err == nil && c.Server == "" {
-			t.Error("accepted without a server")
+			t.Error("a kubeconfig without a server was accepted")
 		}
 	})
 }

@@ -2,5 +2,5 @@ package kube
 
 import "time"
 
-// WaitFor has the token waited for, for so long: machines of tests are slow.
+// WaitFor sets how long Token waits for a pending request. Test machines are slow.
 func (l *LastingToken) WaitFor(d time.Duration) { l.wait = d }

@@ -35,7 +35,7 @@ func pages(t *testing.T, total int) (server *httptest.Server, asked *int) {
 }
 
 func TestPodsOfAFullNodeAreListedInPages(t *testing.T) {
-	const total = 5000 // 100 MB as text, more than one answer may be
+	const total = 5000 // 100 MB of JSON, more than the limit of one response
 	server, asked := pages(t, total)
 	c, err := New(Config{Server: server.URL, Token: "t"})
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/kube/kubetest"
 )
 
-// lasting is a token, and a clock for it that is ahead.
+// lasting returns a function that returns the token, and the offset of the token's clock, which the test can change.
 func lasting(t *testing.T, server *kubetest.Server) (token func() string, ahead *time.Duration, log *bytes.Buffer) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "token")
@@ -55,7 +55,7 @@ func TestTokenThatOutlivesThePodIsRenewedInTime(t *testing.T) {
 	}
 	*ahead = 29 * time.Minute
 	if got := token(); got != "lasting-1" {
-		t.Errorf("before half of its life: %s", got)
+		t.Errorf("token before half of its lifetime: %s", got)
 	}
 	*ahead = 31 * time.Minute
 	if got := token(); got != "lasting-2" {
@@ -86,12 +86,12 @@ func TestPreviousTokenIsUsedWhileRenewalFails(t *testing.T) {
 	}
 	*ahead = 61 * time.Minute
 	if token() != kubetest.Token || strings.Count(log.String(), "level=WARN") != 1 {
-		t.Errorf("past its end it is not the pod's own: %s", log)
+		t.Errorf("after the expiry, Token does not return the pod's token: %s", log)
 	}
 	*ahead = 62 * time.Minute
 	server.LimitTokenLife(3 * time.Hour)
 	if got := token(); got != "lasting-2" {
-		t.Errorf("when the API server is back: %s", got)
+		t.Errorf("token after the API server has recovered: %s", got)
 	}
 }
 
@@ -122,11 +122,11 @@ func TestTokenIsRenewedInTimeDespiteClockSkew(t *testing.T) {
 			}
 			*ahead = 0
 			if got := token(); !strings.HasPrefix(got, "lasting-") {
-				t.Errorf("when the clock was put right: %s", got)
+				t.Errorf("token after the clock was corrected: %s", got)
 			}
 			*ahead = 31 * time.Minute
 			if got := token(); got != "lasting-3" && got != "lasting-4" {
-				t.Errorf("half of its life after the clock was put right: %s", got)
+				t.Errorf("token half of its lifetime after the clock was corrected: %s", got)
 			}
 		})
 	}
@@ -136,12 +136,12 @@ func TestFailedTokenRequestsBackOff(t *testing.T) {
 	server := kubetest.New(t)
 	server.LimitTokenLife(0)
 	token, ahead, _ := lasting(t, server)
-	for range 2 * 60 * 24 { // every half a minute, as it is in an agent
+	for range 2 * 60 * 24 { // every 30 s, as in an agent
 		token()
 		*ahead += 30 * time.Second
 	}
 	if asked := server.Requests("POST", kubetest.TokenPath); asked < 100 || asked > 160 {
-		t.Errorf("asked %d times in a day", asked)
+		t.Errorf("%d token requests in a day", asked)
 	}
 }
 
@@ -157,16 +157,16 @@ func TestTokenIsForTheAgentsServiceAccount(t *testing.T) {
 	other := "e30." + base64.RawURLEncoding.EncodeToString([]byte(`{"sub":"system:serviceaccount:pilotfish-system:pilotfish-cni","kubernetes.io":{"serviceaccount":{"uid":"2"}}}`)) + ".own"
 	writeToken(t, file, other)
 	if got := token(); got != "lasting-2" {
-		t.Errorf("of an account that was made anew: %s", got)
+		t.Errorf("token of a service account that was recreated: %s", got)
 	}
 	server.LimitTokenLife(0)
 	*ahead = 25 * time.Hour
 	if got := token(); got != other {
-		t.Errorf("the token of whoever asks is handed on: %s", got)
+		t.Errorf("Token does not return the pod's own token: %s", got)
 	}
 }
 
-// An agent has more to do than to wait for a token.
+// The agent must repair the installation without waiting for a token.
 func TestHungAPIServerDoesNotDelayTheToken(t *testing.T) {
 	server := kubetest.New(t)
 	release := server.DelayResponses(kubetest.TokenPath)
@@ -184,7 +184,7 @@ func TestHungAPIServerDoesNotDelayTheToken(t *testing.T) {
 	select {
 	case <-l.Renewed():
 	case <-time.After(time.Minute):
-		t.Fatal("the answer that came late is not told of")
+		t.Fatal("Renewed did not receive a value after a late response")
 	}
 	if got, err := l.Token(); err != nil || got != "lasting-1" || server.Requests("POST", kubetest.TokenPath) != 1 {
 		t.Errorf("%q %v", got, err)
@@ -201,5 +201,5 @@ func TestCloseDoesNotWaitForAPendingTokenRequest(t *testing.T) {
 	if _, err := l.Token(); err != nil {
 		t.Fatal(err)
 	}
-	l.Close() // while the question is held
+	l.Close() // while the request is pending
 }

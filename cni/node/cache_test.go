@@ -50,13 +50,13 @@ func (e *events) want(t *testing.T, want ...string) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		if got := strings.Join(e.all, ", "); got != strings.Join(want, ", ") {
-			return fmt.Errorf("told %s", got)
+			return fmt.Errorf("reported %s", got)
 		}
 		return nil
 	})
 }
 
-// run has a cache follow the server until the test ends.
+// run runs a cache of the server's pods until the test ends.
 func run(t *testing.T, server *kubetest.Server, changed func(kube.Event)) *Cache {
 	t.Helper()
 	c := NewCache(CacheConfig{API: server.Client(t), Node: "n1", MinWait: time.Millisecond, MaxWait: 5 * time.Millisecond, Changed: changed, Logger: quiet})
@@ -98,7 +98,7 @@ func TestCacheFollowsThePodsOfItsNode(t *testing.T) {
 		return nil
 	})
 	if h := c.Health(); !h.OK || h.Reason == "" || h.Remedy == "" {
-		t.Errorf("what was known still serves, and the loss is told: %+v", h)
+		t.Errorf("during an interruption, Health must be OK with a reason: %+v", h)
 	}
 	server.Remove("shop", "a")
 	server.Put(pod("a", "3"))
@@ -106,7 +106,7 @@ func TestCacheFollowsThePodsOfItsNode(t *testing.T) {
 	server.Break(0)
 	seen.want(t, "ADDED a 1", "ADDED b 2", "DELETED a 1", "ADDED a 3")
 	if c.Lag() != 0 {
-		t.Error("the cache does not notice that it follows again")
+		t.Error("the cache does not report that the watch works again")
 	}
 	server.Remove("shop", "b")
 	seen.want(t, "ADDED a 1", "ADDED b 2", "DELETED a 1", "ADDED a 3", "DELETED b 2")
@@ -123,10 +123,10 @@ func TestCachedPodIsServedWithoutTheAPIServer(t *testing.T) {
 		t.Fatalf("%v, %v", p, err)
 	}
 	if p, err := c.Pod(t.Context(), "shop", "a", ""); err == nil || errors.Is(err, ErrNoSuchPod) {
-		t.Errorf("any pod of a name: %v, %v; the one that is known may be one before it", p, err)
+		t.Errorf("Pod without a UID: %v, %v; the cached pod may be an earlier pod of the same name", p, err)
 	}
 	if _, err := c.Pod(t.Context(), "shop", "b", "2"); err == nil || errors.Is(err, ErrNoSuchPod) {
-		t.Errorf("a pod of which nothing is known: %v; that it does not exist is not known either", err)
+		t.Errorf("Pod of an uncached pod: %v; while the API server fails, the error must not be ErrNoSuchPod", err)
 	}
 }
 
@@ -150,7 +150,7 @@ func TestStaticPodIsFoundByTheKubeletsUID(t *testing.T) {
 	p := pod("a", "of-the-mirror")
 	p.Metadata.Annotations = map[string]string{"kubernetes.io/config.mirror": "of-the-kubelet"}
 	if !capture.HasUID(trimPod(&p), "of-the-kubelet") || !capture.HasUID(&p, "of-the-mirror") || capture.HasUID(&p, "x") {
-		t.Error("the UIDs of a static pod are taken for another's")
+		t.Error("the UID of a static pod matches another pod")
 	}
 }
 
@@ -165,6 +165,6 @@ func TestCacheStoresNoSecretsOfApplications(t *testing.T) {
 		t.Error(text)
 	}
 	if len(p.Spec.Containers[0].Env) == 0 {
-		t.Error("the pod itself was changed")
+		t.Error("trimPod changed its argument")
 	}
 }

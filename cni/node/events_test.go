@@ -16,7 +16,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// board is where events are written.
+// board is a Reporter that records events.
 type board struct {
 	mu      sync.Mutex
 	written []string
@@ -65,7 +65,7 @@ func TestEventsAreWrittenOnceWithoutBlocking(t *testing.T) {
 	b.has(t, "pilotfish-cni n1 u1 Drifted")
 	say("u2", "Drifted")
 	b.has(t, "pilotfish-cni n1 u1 Drifted", "pilotfish-cni n1 u2 Drifted")
-	b.fail(errors.New("no right"))
+	b.fail(errors.New("forbidden"))
 	say("u3", "a")
 	say("u3", "b")
 	testenv.Eventually(t, "a warning", func() error {

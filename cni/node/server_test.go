@@ -49,7 +49,7 @@ func serve(t *testing.T, c ServerConfig) *http.Client {
 		cancel()
 		<-done
 		if _, err := os.Stat(socket); !errors.Is(err, os.ErrNotExist) {
-			t.Error("the socket is left behind")
+			t.Error("the socket file was not removed")
 		}
 	})
 	return &http.Client{Transport: transport}
@@ -129,7 +129,7 @@ func TestResultsAreCountedWithLimitedCardinality(t *testing.T) {
 		}
 	}
 	if a, b := testutil.ToFloat64(m.commands.WithLabelValues("ADD", "captured")), testutil.ToFloat64(m.commands.WithLabelValues("other", "other")); a != 1 || b != 2 {
-		t.Errorf("counted %v and %v", a, b)
+		t.Errorf("the counters are %v and %v", a, b)
 	}
 	if n := testutil.CollectAndCount(m.seconds); n != 2 {
 		t.Errorf("%d histograms", n)
@@ -158,7 +158,7 @@ func TestPluginsLogIsForwardedAndLimited(t *testing.T) {
 		t.Errorf("%d bytes were written", len(text))
 	}
 	if code := post(t, client, agentapi.LogPath, strings.Repeat("a", agentapi.MaxBody)); code != http.StatusBadRequest {
-		t.Errorf("a log without end: %d", code)
+		t.Errorf("status for an endless log request: %d", code)
 	}
 }
 
@@ -182,7 +182,7 @@ func TestSecondAgentDoesNotReplaceTheSocket(t *testing.T) {
 	}
 	defer func() { _ = first.listener.Close() }()
 	if _, err := NewServer(c); err == nil {
-		t.Error("two agents listen on one socket")
+		t.Error("a second agent can listen on the same socket")
 	}
 }
 
@@ -232,6 +232,6 @@ func TestMetricNamesAreComplete(t *testing.T) {
 		}
 	}
 	if got, want := strings.Join(names, " "), strings.Join(MetricNames(), " "); got != want {
-		t.Errorf("there are\n%s, named are\n%s", got, want)
+		t.Errorf("registered metrics\n%s, MetricNames returns\n%s", got, want)
 	}
 }

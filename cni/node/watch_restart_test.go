@@ -13,11 +13,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// stuckAPI lists at ever later versions, and fails each watch from the first.
+// stuckAPI returns lists with increasing versions. Each watch that starts at the first version fails.
 type stuckAPI struct{ lists, watches atomic.Int32 }
 
 func (a *stuckAPI) Pod(context.Context, string, string) (*agentapi.Pod, error) {
-	return nil, errors.New("not asked")
+	return nil, errors.New("unexpected request")
 }
 
 func (a *stuckAPI) Pods(context.Context, string) ([]agentapi.Pod, string, error) {
@@ -27,7 +27,7 @@ func (a *stuckAPI) Pods(context.Context, string) ([]agentapi.Pod, string, error)
 func (a *stuckAPI) Watch(ctx context.Context, _, version string, _ time.Duration, _ func(kube.Event)) (string, error) {
 	a.watches.Add(1)
 	if version == "1" {
-		return version, errors.New("an event that cannot be read")
+		return version, errors.New("the event cannot be decoded")
 	}
 	<-ctx.Done()
 	return version, ctx.Err()
@@ -42,11 +42,11 @@ func TestWatchThatFailsRepeatedlyAtOneEventIsRestarted(t *testing.T) {
 	defer func() { cancel(); <-done }()
 	testenv.Eventually(t, "a second list", func() error {
 		if api.lists.Load() < 2 {
-			return errors.New("the same event is asked for without end")
+			return errors.New("the cache repeats the failing watch")
 		}
 		return nil
 	})
 	if failed := api.watches.Load(); failed < maxStuck {
-		t.Errorf("everything is listed again after %d failures", failed)
+		t.Errorf("the cache listed all pods again after %d failures", failed)
 	}
 }

@@ -30,12 +30,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// node is a node with pods, whose namespaces are real.
+// node is a node whose pods have real network namespaces.
 type node struct {
 	t          *testing.T
 	api        *kubetest.Server
 	config     Config
-	namespaces map[string]*testns.Namespace // by UID
+	namespaces map[string]*testns.Namespace // by the pod's UID
 
 	mu                sync.Mutex
 	acted             []string
@@ -82,7 +82,7 @@ func (n *node) pods() []*agentapi.Pod {
 	return all
 }
 
-// Find makes the node the index of its own processes.
+// Find implements SandboxFinder.
 func (n *node) Find(p *agentapi.Pod, _ []string, _ string) (*sandbox.Sandbox, error) {
 	ns := n.namespaces[p.Metadata.UID]
 	if ns == nil {
@@ -95,7 +95,7 @@ func (n *node) Find(p *agentapi.Pod, _ []string, _ string) (*sandbox.Sandbox, er
 	return x.Open("/proc/self/fd/" + strconv.Itoa(int(ns.Handle)))
 }
 
-// Look is the kernel's.
+// Check checks the rules in the kernel.
 func (n *node) Check(ctx context.Context, s *sandbox.Sandbox, o iptables.Options, prove bool) (CheckResult, error) {
 	return Kernel{Choice: n.choice}.Check(ctx, s, o, prove)
 }
@@ -106,7 +106,7 @@ func (n *node) Repair(ctx context.Context, s *sandbox.Sandbox, o iptables.Option
 	return Kernel{Choice: n.choice}.Repair(ctx, s, o)
 }
 
-// start has a pod run in a network namespace that the plugin never saw.
+// start adds a running pod with a network namespace in which the plugin has not installed rules.
 func (n *node) start(name, uid string) *testns.Namespace {
 	n.t.Helper()
 	ns := testns.New(n.t)
@@ -145,11 +145,11 @@ func (n *node) wantActs(want ...string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if got := strings.Join(n.acted, ", "); got != strings.Join(want, ", ") {
-		n.t.Errorf("acted: %s; want %s\n%s", got, strings.Join(want, ", "), n.log)
+		n.t.Errorf("actions: %s; want %s\n%s", got, strings.Join(want, ", "), n.log)
 	}
 }
 
-// state is what is in force in a namespace.
+// state returns the state of the rules in a pod's namespace.
 func (n *node) state(p string) CheckResult {
 	n.t.Helper()
 	pod, _ := n.api.Pod("shop", p)
@@ -161,7 +161,7 @@ func (n *node) state(p string) CheckResult {
 	return n.repairer().inspect(n.t.Context(), &pod, s, true)
 }
 
-// wantEvents compares the beginnings of events.
+// wantEvents fails the test unless the events begin with these texts.
 func (n *node) wantEvents(want ...string) {
 	n.t.Helper()
 	n.mu.Lock()
@@ -233,12 +233,12 @@ func TestSandboxIsRepairedOnlyOnceAcrossRestarts(t *testing.T) {
 	ns := n.start("web", "u1")
 	n.repairer().Sweep(t.Context())
 	flush(t, ns)
-	n.repairer().Sweep(t.Context()) // another process, which reads the memory of the first
+	n.repairer().Sweep(t.Context()) // a restarted agent, which reads the history of the first
 	if n.repairs != 1 || n.drifted != 1 {
 		t.Errorf("%d repairs, %d drifted: %v", n.repairs, n.drifted, n.acted)
 	}
 	if !strings.Contains(n.log.String(), "state=missing") {
-		t.Errorf("nothing is said:\n%s", n.log)
+		t.Errorf("the log does not report the pod:\n%s", n.log)
 	}
 }
 
@@ -250,7 +250,7 @@ func TestNewPodOfTheSameNameIsRepaired(t *testing.T) {
 	n.start("web", "u2")
 	r.Sweep(t.Context())
 	n.wantActs("repair success", "repair success")
-	n.namespaces["u2"] = n.start("other", "u3") // and a pod whose first sandbox died: the same UID in another namespace
+	n.namespaces["u2"] = n.start("other", "u3") // another sandbox of the same pod: the same UID, another namespace
 	delete(n.namespaces, "u3")
 	r.Sweep(t.Context())
 	n.wantActs("repair success", "repair success", "repair success")
@@ -290,7 +290,7 @@ func damage(t *testing.T, ns *testns.Namespace) {
 		}
 		return
 	}
-	t.Fatal("there is no rule")
+	t.Fatal("the namespace has no rule to remove")
 }
 
 func TestDriftIsOnlyReportedByDefault(t *testing.T) {
@@ -309,13 +309,13 @@ func TestDriftIsOnlyReportedByDefault(t *testing.T) {
 		t.Errorf("%d drifted, %d repairs, checks %v", n.drifted, n.repairs, n.checked)
 	}
 	if strings.Count(n.log.String(), "state=drifted") != 1 {
-		t.Errorf("it is said more than once, or not:\n%s", n.log)
+		t.Errorf("the pod is not reported exactly once:\n%s", n.log)
 	}
 	n.config.Drifted = true
 	n.repairer().Sweep(t.Context())
 	n.wantActs("repair success")
 	if n.drifted != 0 {
-		t.Error("it still counts as drifted")
+		t.Error("the pod is still counted as drifted")
 	}
 }
 
@@ -330,7 +330,7 @@ func TestPodIsDeletedOnlyIfItIsStillTheSame(t *testing.T) {
 	n := newNode(t, Delete)
 	n.start("web", "u1")
 	stale := n.pods()[0]
-	n.start("web", "u2") // a new pod took the name meanwhile
+	n.start("web", "u2") // the pod was replaced by another one of the same name
 	n.config.Pods = func() []*agentapi.Pod { return []*agentapi.Pod{stale} }
 	r := n.repairer()
 	r.Sweep(t.Context())
@@ -342,7 +342,7 @@ func TestPodIsDeletedOnlyIfItIsStillTheSame(t *testing.T) {
 	n.repairer().Sweep(t.Context())
 	n.wantActs("delete skip", "delete success")
 	if _, known := n.api.Pod("shop", "web"); known || n.repairs != 0 {
-		t.Error("it was not deleted, or mended")
+		t.Error("the pod was not deleted, or it was repaired")
 	}
 }
 

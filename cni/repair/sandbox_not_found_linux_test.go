@@ -27,7 +27,7 @@ func TestRunningPodWithoutFoundSandboxIsReported(t *testing.T) {
 	r := n.repairer()
 	for round := 1; round <= maxUnseen; round++ {
 		if len(n.checked) != 0 {
-			t.Fatalf("told after %d looks: a pod may have just ended", round-1)
+			t.Fatalf("reported after %d checks, although the pod may just have terminated", round-1)
 		}
 		r.Sweep(t.Context())
 	}

@@ -24,7 +24,7 @@ func TestAmbiguousNamespaceIsRefused(t *testing.T) {
 		s.Close()
 	}
 	if !errors.Is(err, ErrNone) {
-		t.Fatalf("one of two was taken: %v", err)
+		t.Fatalf("Find returned one of two matching namespaces: %v", err)
 	}
 	for _, pid := range []int{a.Process.Pid, b.Process.Pid} {
 		id, err2 := idOf(fmt.Sprintf("/proc/%d/ns/net", pid))
@@ -34,7 +34,7 @@ func TestAmbiguousNamespaceIsRefused(t *testing.T) {
 	}
 }
 
-// withUsers starts a process in a network and a user namespace of its own, that the user made.
+// withUsers starts a process in a new network namespace and a new user namespace that the user created.
 func withUsers(t *testing.T, user uint32) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", "ip address add 10.9.8.7/32 dev lo && echo && exec sleep 600")
@@ -67,7 +67,7 @@ func TestNamespaceMadeByANodeUserIsNotAPods(t *testing.T) {
 	address(t, ns, "10.9.8.7/32")
 	withUsers(t, 1000)
 	if _, err := scan(t).Find(thePod("10.9.8.7"), []string{uid}, ""); !errors.Is(err, ErrNone) || !strings.Contains(err.Error(), "was created by user 1000") {
-		t.Fatalf("a user's own: %v", err)
+		t.Fatalf("a namespace that a user created was accepted: %v", err)
 	}
 	want, err := idOf("/proc/" + strconv.Itoa(podOf(t, ns, uid).Process.Pid) + "/ns/net")
 	if err != nil {
@@ -75,7 +75,7 @@ func TestNamespaceMadeByANodeUserIsNotAPods(t *testing.T) {
 	}
 	s, err := scan(t).Find(thePod("10.9.8.7"), []string{uid}, "")
 	if err != nil {
-		t.Fatalf("the pod's own beside it: %v", err)
+		t.Fatalf("the pod's namespace was not found: %v", err)
 	}
 	defer s.Close()
 	if s.ID != want {

@@ -41,7 +41,7 @@ func FuzzPodUID(f *testing.F) {
 	})
 }
 
-// podOf starts a process in a namespace and in the control group of a pod.
+// podOf starts a process in a network namespace and in the cgroup of a pod.
 func podOf(t *testing.T, ns *testns.Namespace, uid string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("sleep", "600")
@@ -85,7 +85,7 @@ func scan(t *testing.T) *Index {
 func TestPodIsFoundByItsProcessAndAddress(t *testing.T) {
 	ns, inner := testns.New(t), testns.New(t)
 	address(t, ns, "10.9.8.7/32")
-	podOf(t, inner, uid) // as a pod's own containers have namespaces, too
+	podOf(t, inner, uid) // a container of the pod that created another network namespace
 	podOf(t, ns, uid)
 	s, err := scan(t).Find(thePod("10.9.8.7"), []string{uid}, "")
 	if err != nil {
@@ -96,10 +96,10 @@ func TestPodIsFoundByItsProcessAndAddress(t *testing.T) {
 		t.Errorf("%v %v", has, err)
 	}
 	if _, err := scan(t).Find(thePod("10.9.8.8"), []string{uid}, ""); !errors.Is(err, ErrNone) {
-		t.Errorf("a namespace without the pod's address: %v", err)
+		t.Errorf("a namespace without the pod's address was accepted: %v", err)
 	}
 	if _, err := scan(t).Find(thePod("10.9.8.7"), []string{"another"}, ""); !errors.Is(err, ErrNone) {
-		t.Errorf("a namespace of another pod's process: %v", err)
+		t.Errorf("a namespace of another pod's process was accepted: %v", err)
 	}
 }
 
@@ -129,7 +129,7 @@ func TestNodesOwnNamespaceIsNeverOpened(t *testing.T) {
 			t.Errorf("%s was opened", path)
 		}
 	}
-	// A process of a pod that shares the node's network.
+	// A process of a pod with hostNetwork.
 	host := exec.Command("sleep", "600")
 	if err := host.Start(); err != nil {
 		t.Fatal(err)
@@ -139,7 +139,7 @@ func TestNodesOwnNamespaceIsNeverOpened(t *testing.T) {
 	if _, err := x.Find(thePod(), []string{uid}, ""); !errors.Is(err, ErrNone) {
 		t.Error(err)
 	}
-	// A PID that was reused since the scan.
+	// The PID belonged to a process of another pod during the scan and was reused.
 	x.pids = map[string][]int{"somebody": {cmd.Process.Pid}}
 	if _, err := x.Find(thePod(), []string{"somebody"}, ""); !errors.Is(err, ErrNone) {
 		t.Error(err)

@@ -8,7 +8,7 @@ import (
 )
 
 func TestReusedInodeNumberIsAnotherNamespace(t *testing.T) {
-	seen := map[ID]string{} // of closed namespaces
+	seen := map[ID]string{} // unique names of removed namespaces
 	for range 300 {
 		ns, err := testns.NewNamespace()
 		if err != nil {
@@ -23,7 +23,7 @@ func TestReusedInodeNumberIsAnotherNamespace(t *testing.T) {
 			t.Fatal(err)
 		}
 		if again, err := s.UniqueName(); err != nil || again != lasting {
-			t.Errorf("one namespace has two names, %s and %s (%v)", lasting, again, err)
+			t.Errorf("one namespace has two unique names, %s and %s (%v)", lasting, again, err)
 		}
 		before, reused := seen[s.ID]
 		seen[s.ID] = lasting
@@ -31,15 +31,15 @@ func TestReusedInodeNumberIsAnotherNamespace(t *testing.T) {
 		_ = ns.Handle.Close()
 		if reused {
 			if before == lasting {
-				t.Errorf("two namespaces are taken for one: %s", lasting)
+				t.Errorf("two namespaces have the same unique name: %s", lasting)
 			}
 			return
 		}
 	}
-	t.Skip("the kernel has given no number twice")
+	t.Skip("the kernel has not reused an inode number")
 }
 
-// The first thread of a process cannot end, so a sandbox that it has entered would never be freed.
+// The main thread cannot be discarded. If it entered a sandbox, the network namespace would exist until the process exits.
 func TestNamingASandboxDoesNotEnterIt(t *testing.T) {
 	ns := testns.New(t)
 	s, err := scan(t).Open("/proc/self/fd/" + strconv.Itoa(int(ns.Handle)))
@@ -53,6 +53,6 @@ func TestNamingASandboxDoesNotEnterIt(t *testing.T) {
 		}
 	}
 	if first, err := idOf("/proc/self/ns/net"); err != nil || first == s.ID {
-		t.Errorf("the process is in it: %v", err)
+		t.Errorf("the main thread is in the sandbox: %v", err)
 	}
 }

@@ -40,7 +40,7 @@ func TestOtherCommandsSucceedWithoutEffect(t *testing.T) {
 	}
 }
 
-// libcni itself makes and forgets the sandboxes here, with the tombstone in the plugin's place.
+// The test adds and deletes sandboxes with libcni, with the tombstone at the plugin's path.
 func TestTombstoneRemovesItselfWithTheLastSandbox(t *testing.T) {
 	dir := t.TempDir()
 	self := filepath.Join(dir, "pilotfish-cni")
@@ -69,18 +69,18 @@ func TestTombstoneRemovesItselfWithTheLastSandbox(t *testing.T) {
 	}
 	for i, s := range sandboxes {
 		if _, err := os.Stat(self); err != nil {
-			t.Fatalf("before the end of sandbox %d: %v", i, err)
+			t.Fatalf("before the deletion of sandbox %d: %v", i, err)
 		}
 		if err := network.DelNetworkList(t.Context(), list, s); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if _, err := os.Stat(self); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("it stays: %v", err)
+		t.Errorf("the tombstone's binary was not removed: %v", err)
 	}
 }
 
-// call runs the tombstone in the process, for libcni.
+// call is a libcni invoker that runs the tombstone in the test's process.
 type call struct{ self, results string }
 
 func (c *call) ExecPlugin(_ context.Context, _ string, stdin []byte, environ []string) ([]byte, error) {
