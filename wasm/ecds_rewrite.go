@@ -182,7 +182,7 @@ func (m *Modules) convert(ctx context.Context, f *filter) (resource []byte, retr
 			return nil, nil, err
 		}
 		m.countConversion(resultFetch)
-		m.log.Error("a filter's module cannot be fetched; until then, "+f.describePlaceholder(), "filter", f.resource.GetName(), "error", err)
+		m.log.Error("a filter's module cannot be fetched; until it can, "+f.describePlaceholder(), "filter", f.resource.GetName(), "error", err)
 		if !errors.Is(err, fetchguard.ErrBlocked) {
 			retry = func(ctx context.Context) error { return m.waitForModule(ctx, module) }
 		}

@@ -63,7 +63,7 @@ func (m *Modules) fetch(ctx context.Context, module Module, known *entry) (*fetc
 		select {
 		case <-time.After(retry.Next()):
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%w; last error: %w", err, context.Cause(ctx))
+			return nil, fmt.Errorf("%w; last error: %w", context.Cause(ctx), err)
 		}
 	}
 }
@@ -138,7 +138,7 @@ func (m *Modules) fromServer(ctx context.Context, module Module, known *entry) (
 	case response.StatusCode != http.StatusOK:
 		return nil, statusError{response.StatusCode}
 	case response.ContentLength > m.config.MaxSize:
-		return nil, fmt.Errorf("it has %d bytes: %w", response.ContentLength, errTooLarge)
+		return nil, fmt.Errorf("the module has %d bytes: %w", response.ContentLength, errTooLarge)
 	}
 	f, err := m.spool(response.Body, "")
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 // maxClients limits the open streams of applications. Each has its own upstream connection.
 const maxClients = 64
 
-var errTooManyClients = status.Errorf(codes.ResourceExhausted, "%d streams of applications are open", maxClients)
+var errTooManyClients = status.Errorf(codes.ResourceExhausted, "applications have the maximum number of xDS streams, %d", maxClients)
 
 // appStreams counts the streams of applications that are xDS clients themselves, such as proxyless gRPC applications.
 // Each stream is independent of all other streams, because each application is a separate xDS client.

@@ -17,7 +17,7 @@ func (s *streamState) initialRequest(t *typeState, node []byte) *wire.Message {
 		b = wire.AppendBytes(b, wire.DeltaNode, node)
 	}
 	b = wire.AppendText(b, wire.DeltaType, t.url)
-	// A first request without names subscribes to all resources. A request with names must contain "*" for this.
+	// A first request without names subscribes to all resources. A request with names does so only if it contains "*".
 	if t.all && (!t.isImplicit || len(t.names) > 0) {
 		b = wire.AppendText(b, wire.DeltaSubscribe, wire.Wildcard)
 	}

@@ -169,7 +169,7 @@ func (e *fakeEnvoy) expect(what string, want map[string]string) {
 	}
 }
 
-// waitStored waits until the relay has saved after since.
+// waitStored waits until the relay has saved the configuration later than since.
 func waitStored(t *testing.T, r *Relay, since time.Time) {
 	t.Helper()
 	testenv.Eventually(t, "the last good configuration is stored", func() error {

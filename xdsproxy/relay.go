@@ -110,9 +110,9 @@ type Config struct {
 func (c *Config) setDefaults() error {
 	switch {
 	case c.Socket == "":
-		return errors.New("xdsproxy: no socket path given")
+		return errors.New("xdsproxy: the socket path is not set")
 	case len(c.Upstreams) == 0:
-		return errors.New("xdsproxy: no control plane address given")
+		return errors.New("xdsproxy: the address of the control plane is not set")
 	}
 	for _, address := range c.Upstreams {
 		if _, _, err := net.SplitHostPort(address); err != nil {
@@ -173,7 +173,7 @@ type Relay struct {
 	memory         memoryReleaser
 
 	mu            sync.Mutex
-	activeSession *session // Envoy's active stream
+	activeSession *session // the session of the Envoy that is served; nil if there is none
 	// appliedVersions are the applied versions of local types, by type URL and name.
 	appliedVersions map[string]map[string]string
 	clients         appStreams

@@ -24,7 +24,8 @@ const (
 	maxQueuedRequests = 16
 )
 
-var errDisplaced = errors.New("a newer stream replaced it")
+// errDisplaced ends a stream of Envoy when a newer one becomes active.
+var errDisplaced = errors.New("a newer stream of Envoy replaced this one")
 
 // session is one stream of Envoy, or of an application. It is served by one upstream stream at a time, and outlives each
 // of them.
@@ -294,7 +295,7 @@ func (s *session) prepareResponse(epoch int, r wire.Response, f, original *wire.
 	return out
 }
 
-// release frees the resources of the session.
+// release frees the session's messages and closes its stored configuration.
 func (s *session) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -240,7 +240,7 @@ func (s *streamState) resolvePending(t *typeState, r wire.Request) (replyKind, p
 	}
 	p := t.pending[i]
 	from := i
-	if s.proto == wire.SotW { // Envoy will not reply to earlier responses; it is unknown if it accepted them
+	if s.proto == wire.SotW { // Envoy does not reply to the earlier responses, so it is unknown if it accepted them
 		from = 0
 		s.supersede(t.pending[:i])
 	}
@@ -389,7 +389,7 @@ func joinNonce(epoch int, nonce string) string {
 	return fmt.Sprintf("%s%d/%s", noncePrefix, epoch, nonce)
 }
 
-// splitNonce returns the epoch and the control plane's nonce in a nonce of joinNonce.
+// splitNonce is the inverse of joinNonce: it returns the epoch and the control plane's nonce.
 func splitNonce(joined string) (epoch int, nonce string) {
 	rest, marked := strings.CutPrefix(joined, noncePrefix)
 	if !marked {

@@ -130,7 +130,7 @@ type taps struct {
 	all    []*tap
 }
 
-// tap is the queue of one tap.
+// tap is the message queue of one open Tap.
 type tap struct {
 	queue chan tapMessage
 	bytes atomic.Int64

@@ -33,7 +33,7 @@ type typeChange struct {
 	// version is the version of the last accepted response. hasVersion: a response was accepted since the last save.
 	version    string
 	hasVersion bool
-	// isStale: the stored resources are not those of version, because some are missing or older.
+	// isStale: resources of the version are missing, or were stored in an older version.
 	isStale bool
 	held    int64 // total size of the messages
 	// isFull: the changes contain all resources of the type. Otherwise they are merged with those in the file.

@@ -53,7 +53,7 @@ func newEncoder(out *bufio.Writer, h header, maxBytes int64) *encoder {
 	e := &encoder{out: out, max: maxBytes}
 	text, err := json.Marshal(h)
 	if err == nil && len(text) > maxHeader {
-		err = fmt.Errorf("the name of the proxy has %d bytes", len(text))
+		err = fmt.Errorf("the node ID, cluster and type of the proxy have %d bytes, more than %d", len(text), maxHeader)
 	}
 	e.err = err
 	e.write([]byte(magic))
