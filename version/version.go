@@ -7,13 +7,13 @@ import (
 )
 
 var (
-	// Version is the release, as in "0.1.0"; "dev" outside a release build.
+	// Version is the release, such as "0.1.0", or "dev" in other builds.
 	Version = "dev"
-	// Commit is the revision that was built, with "-dirty" behind it when the tree had changes.
+	// Commit is the Git revision of the build, with the suffix "-dirty" if the tree had uncommitted changes.
 	Commit = "unknown"
 )
 
-// String is the line that every command prints for its version.
+// String returns the line that all programs print as their version.
 func String() string {
 	return fmt.Sprintf("%s (commit %s, %s, %s/%s)", Version, Commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }

@@ -1,4 +1,4 @@
-// Command pilotfish-agent is the entrypoint of a sidecar or gateway: it runs Envoy as a proxy of the mesh.
+// Command pilotfish-agent is the entrypoint of a sidecar or gateway container. It runs Envoy as a proxy of the mesh.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Command pilotfish-cni-tombstone replaces the CNI plugin when it is uninstalled while sandboxes still refer to it. It
-// is removed with the last of them.
+// Command pilotfish-cni-tombstone replaces the CNI plugin's binary after an uninstallation, as long as pod sandboxes still
+// refer to the plugin. It lets the container runtime remove these sandboxes, and deletes itself with the last of them.
 package main
 
 import (

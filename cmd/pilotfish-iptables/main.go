@@ -1,5 +1,5 @@
-// Command pilotfish-iptables is `pilotfish-agent iptables` as a separate binary: it redirects a pod's traffic to its
-// Envoy. It does not link the rest of the agent, whose start would cost an init container more time than the command.
+// Command pilotfish-iptables redirects a pod's traffic to its Envoy. It is `pilotfish-agent iptables` as a separate binary
+// for init containers: without the rest of the agent, it starts faster.
 package main
 
 import (

@@ -138,7 +138,7 @@ func (o analyzeOptions) check() (failOn string, err error) {
 
 func (o analyzeOptions) checkOutput() error {
 	if !slices.Contains([]string{"text", "lines", "json", "yaml"}, o.output) {
-		return fmt.Errorf("output %q is not known: use text, lines, json or yaml", o.output)
+		return fmt.Errorf("--output %q: use text, lines, json or yaml", o.output)
 	}
 	return nil
 }
@@ -171,7 +171,8 @@ func (o analyzeOptions) config(c *cobra.Command, args []string) (analysis.Config
 	return cfg, nil
 }
 
-// topologyDocuments returns the documents of a topology file, with its workloads. It also allows the endpoints in more.
+// topologyDocuments returns the documents and workloads of a topology. Endpoints may use the topology's own networks and
+// socket paths, and those in more.
 func topologyDocuments(t *topology.Topology, more registry.EndpointPolicy) analysis.Config {
 	endpoints := mesh.EndpointPolicy(t, "", "", more.AllowUnix)
 	endpoints.AllowNetworks = more.AllowNetworks
@@ -183,7 +184,7 @@ func topologyDocuments(t *topology.Topology, more registry.EndpointPolicy) analy
 	}
 }
 
-// writeReport writes a report as text.
+// writeReport writes a report as text, with colours on a terminal.
 func writeReport(out io.Writer, r *analysis.Report) error {
 	return r.WriteText(termtext.Raw(out), console.IsTerminal(out) && os.Getenv("NO_COLOR") == "")
 }
@@ -212,7 +213,7 @@ func (o analyzeOptions) list(out io.Writer) error {
 func (o analyzeOptions) explainCode(out io.Writer) error {
 	info, ok := config.ExplainCode(o.explain)
 	if !ok {
-		return usageError{fmt.Errorf("%q is not the code of a finding: --codes lists them", o.explain)}
+		return usageError{fmt.Errorf("%q is not a finding code: --codes lists all codes", o.explain)}
 	}
 	if o.output == "json" || o.output == "yaml" {
 		return printAs(out, info, o.output)

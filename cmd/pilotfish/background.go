@@ -19,8 +19,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
-// `up --detach` starts this program again in the background. A pipe carries its output until the workloads are ready,
-// and then one line with the result.
+// `up --detach` starts a second process of this program in the background. The background process writes its output to a
+// pipe until the workloads are ready, and then one line with the result. The foreground process prints the output.
 
 const (
 	reportPrefix = "\x00report "
@@ -29,7 +29,7 @@ const (
 	maxLogSize   = 16 << 20
 )
 
-// runDetached starts the mesh in the background, and waits until it is ready.
+// runDetached starts the mesh in a background process, and waits until the mesh is ready or has failed.
 func (o upOptions) runDetached(c *cobra.Command) error {
 	t, err := o.load()
 	if err != nil {
@@ -57,7 +57,7 @@ func (o upOptions) runDetached(c *cobra.Command) error {
 	return fmt.Errorf("%s\nthe mesh continues to run: see `pilotfish status --name %s`, and stop it with `pilotfish down --name %s`", report, t.Name, t.Name)
 }
 
-// startDetached runs this command line again, in its own session, with its output in a pipe.
+// startDetached starts the background process, in a new session, and returns it with the read end of its output pipe.
 func startDetached() (*exec.Cmd, io.Reader, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -74,7 +74,7 @@ func startDetached() (*exec.Cmd, io.Reader, error) {
 			args = append(args, a)
 		}
 	}
-	cmd := exec.Command(self, append(args, "--detached")...) // #nosec G204 -- ourselves
+	cmd := exec.Command(self, append(args, "--detached")...) // #nosec G204 -- our own executable
 	cmd.Stdout, cmd.Stderr = w, w
 	cmd.SysProcAttr = detachedAttributes()
 	if err := cmd.Start(); err != nil {
@@ -83,7 +83,8 @@ func startDetached() (*exec.Cmd, io.Reader, error) {
 	return cmd, r, nil
 }
 
-// copyProgress prints the output of the background process and returns its report, or "" if it ended without one.
+// copyProgress prints the output of the background process. It returns the process's report, or "" if the process exited
+// without one.
 func copyProgress(out io.Writer, progress io.Reader) string {
 	lines := bufio.NewReader(progress)
 	for {
@@ -98,8 +99,8 @@ func copyProgress(out io.Writer, progress io.Reader) string {
 	}
 }
 
-// detachedError returns the error for a background process that ended before it was ready. Its output is already
-// printed.
+// detachedError returns the error for a background process that exited before the mesh was ready. err is the result of
+// waiting for the process. The process's output has already been printed.
 func detachedError(err error) error {
 	var exit *exec.ExitError
 	switch {
@@ -108,11 +109,11 @@ func detachedError(err error) error {
 	case err != nil:
 		return errQuiet
 	}
-	return errors.New("the mesh ended before its workloads were ready")
+	return errors.New("the mesh stopped before its workloads were ready")
 }
 
-// output is the output of `up`: the terminal, or in the background the pipe to the foreground process until the
-// workloads are ready, and the log file.
+// output is the output of `up`. In the foreground, it writes to the terminal. In the background, it writes to the log
+// file and, until the workloads are ready, to the pipe to the foreground process.
 type output struct {
 	mu       sync.Mutex
 	terminal io.Writer
@@ -121,10 +122,11 @@ type output struct {
 	size     int64
 }
 
-// detach also writes all output to the mesh's log file, once its directory exists.
+// detach configures output for the background process: it also writes to the mesh's log file, once the mesh's directory
+// exists.
 func (o *output) detach(m *mesh.Mesh) { o.logPath = filepath.Join(m.RuntimePath(), logFile) }
 
-// Write never fails, because a closed terminal must not end the mesh.
+// Write never returns an error, so that the mesh continues to run if the terminal is closed.
 func (o *output) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -147,7 +149,7 @@ func (o *output) writeLog(p []byte) {
 	if o.log == nil {
 		f, err := os.OpenFile(o.logPath, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 		if err != nil {
-			return // the mesh's directory does not exist yet, or no more
+			return // the mesh's directory does not exist yet, or was already removed
 		}
 		o.log = f
 	}
@@ -155,10 +157,10 @@ func (o *output) writeLog(p []byte) {
 	o.size += int64(n)
 }
 
-// report sends the result to the foreground process, and closes the pipe to it.
+// report sends the result of the start to the foreground process, and closes the pipe.
 func (o *output) report(err error) {
 	if errors.Is(err, mesh.ErrEnded) {
-		return // Run's error is printed by this process, and its exit status reports the failure
+		return // the background process prints Run's error itself, and its exit status reports the failure
 	}
 	text := reportReady
 	if err != nil {

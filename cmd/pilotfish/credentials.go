@@ -14,7 +14,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 )
 
-// credentials are the flags with which a client authenticates to a control plane.
+// credentials contains the flags for authentication to a control plane.
 type credentials struct{ tokenFile, cert, key, rootCert string }
 
 func (c *credentials) flags(cmd *cobra.Command) {
@@ -28,7 +28,8 @@ func (c *credentials) flags(cmd *cobra.Command) {
 
 func (c *credentials) isSet() bool { return c.tokenFile != "" || c.cert != "" }
 
-// base returns the URL of a control plane: HTTPS with credentials, HTTP without, unless the address has a scheme.
+// base returns the URL of the control plane at address. If the address has no scheme, the scheme is https with
+// credentials, and http without. It returns an error for credentials over http.
 func (c *credentials) base(address string) (string, error) {
 	base := strings.TrimSuffix(address, "/")
 	if !strings.Contains(base, "://") {
@@ -53,7 +54,7 @@ func isLoopbackHost(host string) bool {
 	return err == nil && ip.IsLoopback() || host == "localhost"
 }
 
-// client returns an HTTP client that sends the credentials to the host of base only.
+// client returns an HTTP client that sends the credentials only to the host of base.
 func (c *credentials) client(base string) (*http.Client, error) {
 	u, err := url.Parse(base)
 	if err != nil {
@@ -70,7 +71,7 @@ func (c *credentials) client(base string) (*http.Client, error) {
 	return &http.Client{Timeout: time.Minute, Transport: &tokenSender{c.tokenFile, transport}, CheckRedirect: refuseRedirects}, nil
 }
 
-// tokenSender adds the token in a file to each request.
+// tokenSender is an HTTP transport that adds the token in a file to each request.
 type tokenSender struct {
 	file string
 	next http.RoundTripper

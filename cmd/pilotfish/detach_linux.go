@@ -7,10 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// detachedAttributes starts the background process in its own session, so that it survives its terminal.
+// detachedAttributes returns process attributes for a new session, so that closing the terminal does not stop the
+// background process.
 func detachedAttributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
 
-// silence redirects standard output and error to /dev/null, so that the reader of the pipe receives EOF.
+// silence redirects stdout and stderr to /dev/null. It thereby closes the pipe to the foreground process, which then reads
+// EOF.
 func silence() {
 	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 	if err != nil {

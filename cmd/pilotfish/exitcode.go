@@ -11,22 +11,23 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
-// Exit codes of the commands for meshes. exec additionally has those of mesh.ExecError, and the agent's commands have
-// their own.
+// Exit codes of the commands for meshes and the control plane. exec also has the exit codes of mesh.ExecError. The agent's
+// commands have the exit codes of package agent/command.
 const (
 	exitNotReady = 1 // status: an instance is not ready; other commands: failure
 	exitUsage    = 2 // wrong flags, invalid topology file, or no running mesh
 )
 
-// usageError reports a wrong command line.
+// usageError is an error of the command line, which the user must correct.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
-// errQuiet ends the process with exitNotReady and without a message, because the output is already complete.
+// errQuiet is returned by commands whose output already reports the failure. The process exits with exitNotReady, and
+// prints no error message.
 var errQuiet = errors.New("not ready")
 
-// exitCode returns the exit code for a command's error. The agent's commands have the agent's exit codes.
+// exitCode returns the exit code for the error of command c.
 func exitCode(c *cobra.Command, err error) int {
 	var usage usageError
 	var demoUsage demo.UsageError
@@ -49,7 +50,7 @@ func exitCode(c *cobra.Command, err error) int {
 	return exitNotReady
 }
 
-// isAgentCommand reports whether the command is one of the agent's.
+// isAgentCommand reports whether c is one of the agent's commands.
 func isAgentCommand(c *cobra.Command) bool {
 	for ; c != nil; c = c.Parent() {
 		if c.GroupID == groupAgent {

@@ -21,7 +21,7 @@ import (
 // defaultMonitoring is the default monitoring address of a standalone control plane.
 const defaultMonitoring = "127.0.0.1:15014"
 
-// query contains the flags of commands that query a control plane.
+// query contains the flags that all commands that query a control plane share.
 type query struct {
 	which       whichMesh
 	credentials credentials
@@ -41,12 +41,13 @@ func (q *query) flags(c *cobra.Command) {
 
 func (q *query) checkOutput() error {
 	if q.output != "" && q.output != "json" && q.output != "yaml" {
-		return usageError{fmt.Errorf("output %q is not known: use json or yaml, or leave it out for a table", q.output)}
+		return usageError{fmt.Errorf("--output %q: use json or yaml, or omit the flag for a table", q.output)}
 	}
 	return nil
 }
 
-// connect returns a client of the control plane, and of its mesh if that runs on this machine.
+// connect returns a client of the control plane. It also returns a client of the mesh if the mesh runs on this machine, and
+// otherwise nil.
 func (q *query) connect() (*inspect.Client, *mesh.Client, error) {
 	if err := q.checkOutput(); err != nil {
 		return nil, nil, err
@@ -59,7 +60,7 @@ func (q *query) connect() (*inspect.Client, *mesh.Client, error) {
 		if err == nil {
 			return &inspect.Client{HTTP: running.HTTP(), Base: "http://mesh"}, running, nil
 		}
-		// Without a mesh, a standalone control plane may be running.
+		// If no mesh is running, a standalone control plane may be.
 		if absent, ok := errors.AsType[*mesh.NotRunningError](err); !ok || absent.Name != "" || len(absent.Running) > 0 {
 			return nil, nil, err
 		}
@@ -76,7 +77,7 @@ func (q *query) connect() (*inspect.Client, *mesh.Client, error) {
 	return &inspect.Client{HTTP: client, Base: base}, nil, nil
 }
 
-// find returns the status of the named proxy.
+// find connects to the control plane, and returns the status of the connected proxy with this name.
 func (q *query) find(ctx context.Context, name string) (*inspect.Client, *mesh.Client, xds.ClientStatus, error) {
 	client, running, err := q.connect()
 	if err != nil {
@@ -93,7 +94,7 @@ func (q *query) find(ctx context.Context, name string) (*inspect.Client, *mesh.C
 	return client, running, found, err
 }
 
-// completeWorkloads completes the names of connected proxies.
+// completeWorkloads returns the names of connected proxies, for shell completion.
 func (q *query) completeWorkloads(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -249,7 +250,8 @@ Exit codes:
 	return c
 }
 
-// diff queries a control plane, or compares with from offline.
+// diff compares files with the documents of the control plane. If from is not empty, it compares them with the documents
+// in from instead, without a control plane.
 func (q *query) diff(ctx context.Context, files []controlplane.DiffFile, from string, proxies []string) (controlplane.DiffAnswer, error) {
 	if from == "" {
 		client, _, err := q.connect()
@@ -272,7 +274,8 @@ func (q *query) diff(ctx context.Context, files []controlplane.DiffFile, from st
 	return answer, err
 }
 
-// envoyAdmin returns the admin interface of an Envoy, at an address or in the mesh on this machine.
+// envoyAdmin returns a client of an Envoy's admin interface: at address if that is not empty, or else of a proxy in the
+// mesh on this machine.
 func envoyAdmin(running *mesh.Client, client xds.ClientStatus, address string) (*inspect.Admin, error) {
 	switch {
 	case address != "":
@@ -286,5 +289,5 @@ func envoyAdmin(running *mesh.Client, client xds.ClientStatus, address string) (
 		name, _, _ := strings.Cut(inspect.Name(client), ".")
 		return &inspect.Admin{HTTP: running.HTTP(), Base: "http://mesh/workloads/" + name + "/envoy"}, nil
 	}
-	return nil, usageError{errors.New("only its Envoy has this information: set the address of its admin interface with --envoy-admin, such as 127.0.0.1:15000 or unix:/run/pilotfish/admin.sock")}
+	return nil, usageError{errors.New("this information is available only from the proxy's Envoy: specify the address of its admin interface with --envoy-admin, such as 127.0.0.1:15000 or unix:/run/pilotfish/admin.sock")}
 }

@@ -56,7 +56,7 @@ also contains the control plane, and the agent that runs one proxy.`,
 		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		if unknown := refuseUnknown(c, c.Flags().Args()); unknown != nil { // the flag may belong to the command that was meant
+		if unknown := refuseUnknown(c, c.Flags().Args()); unknown != nil { // report the misspelt subcommand, not its flag
 			return unknown
 		}
 		return usageError{fmt.Errorf("%w (see `%s --help`)", err, c.CommandPath())}
@@ -80,7 +80,7 @@ also contains the control plane, and the agent that runs one proxy.`,
 	bookshop.Hidden = true
 	root.AddCommand(bookshop, mesh.NewGuardCommand())
 	for _, c := range root.Commands() {
-		if c.HasSubCommands() && !c.Runnable() { // cobra would print its help for unknown subcommands without an error
+		if c.HasSubCommands() && !c.Runnable() { // by default, cobra prints the help for an unknown subcommand and succeeds
 			c.Args = refuseUnknown
 			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
 		}
@@ -89,7 +89,7 @@ also contains the control plane, and the agent that runs one proxy.`,
 	return root
 }
 
-// refuseUnknown returns an error for an unknown subcommand of a command that only groups subcommands.
+// refuseUnknown returns an error if args names an unknown subcommand of c, a command that only groups subcommands.
 func refuseUnknown(c *cobra.Command, args []string) error {
 	if len(args) == 0 || !c.HasSubCommands() || c.Args == nil {
 		return nil

@@ -16,7 +16,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
-// whichMesh contains the flags that select a running mesh.
+// whichMesh contains the flags that select one of the running meshes.
 type whichMesh struct {
 	name       string
 	file       string
@@ -148,7 +148,7 @@ Exit codes:
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if format != "" && format != "json" && format != "yaml" {
-				return usageError{fmt.Errorf("output %q is not known: use json or yaml, or leave it out for a table", format)}
+				return usageError{fmt.Errorf("--output %q: use json or yaml, or omit the flag for a table", format)}
 			}
 			client, err := which.connect()
 			if err != nil {
@@ -180,7 +180,7 @@ func printStatus(out io.Writer, s mesh.Status, format string) error {
 	return printAs(out, s, format)
 }
 
-// printAs writes a value as JSON, or as YAML with the same fields.
+// printAs writes a value as JSON, or as YAML with the field names of its JSON form.
 func printAs(out io.Writer, v any, format string) error {
 	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {

@@ -94,13 +94,13 @@ func (o *proxyConfigOptions) run(c *cobra.Command, part string, args []string) e
 			return err
 		}
 	case o.admin == "":
-		return usageError{fmt.Errorf("name a workload, or an Envoy with --envoy-admin: see `%s --help`", c.CommandPath())}
+		return usageError{fmt.Errorf("name a workload, or specify an Envoy with --envoy-admin: see `%s --help`", c.CommandPath())}
 	}
 	fromEnvoy := o.from == "envoy" || o.admin != "" && o.from == ""
 	_, tabled := inspect.Parts[part]
 	if (tabled || part == "all") && !fromEnvoy {
 		if client == nil {
-			return usageError{fmt.Errorf("name a workload: the control plane serves several")}
+			return usageError{fmt.Errorf("name a workload: --from control-plane requires one")}
 		}
 		all, err := client.Resources(c.Context(), found.ID)
 		if err != nil {
@@ -150,7 +150,7 @@ func (o *proxyConfigOptions) runFromEnvoy(c *cobra.Command, part string, admin *
 	return o.write(out, part, all)
 }
 
-// write writes the resources of a part whose names match the filter.
+// write writes the resources of a part whose names contain the filter's text.
 func (o *proxyConfigOptions) write(out io.Writer, part string, all map[string][]inspect.Resource) error {
 	types := inspect.Parts[part]
 	for typeURL, list := range all {

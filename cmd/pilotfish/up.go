@@ -106,7 +106,7 @@ func (o upOptions) load() (*topology.Topology, error) {
 	t, err := topology.Load(o.file)
 	var unreadable *fs.PathError
 	if errors.As(err, &unreadable) {
-		return nil, usageError{fmt.Errorf("%w: name the topology file with -f, or see `pilotfish demo --write DIR` for one to begin with", err)}
+		return nil, usageError{fmt.Errorf("%w: specify a topology file with -f, or create an example with `pilotfish demo --write DIR`", err)}
 	}
 	if err != nil {
 		return nil, err
@@ -128,7 +128,7 @@ func (o upOptions) newMesh(t *topology.Topology) (*mesh.Mesh, error) {
 	if err != nil {
 		return nil, usageError{err}
 	}
-	if note != "" && !o.detached { // the foreground process has printed it
+	if note != "" && !o.detached { // if detached, the foreground process has already printed the note
 		fmt.Fprintln(os.Stderr, note)
 	}
 	return mesh.New(mesh.Config{
@@ -137,7 +137,7 @@ func (o upOptions) newMesh(t *topology.Topology) (*mesh.Mesh, error) {
 	})
 }
 
-// checkDocuments prints the problems of the topology's documents, and fails if one is refused.
+// checkDocuments prints the problems of the topology's documents. It returns an error if a document is refused.
 func (o upOptions) checkDocuments(out io.Writer) error {
 	t, err := o.load()
 	if err != nil {
@@ -160,7 +160,7 @@ func (o upOptions) checkDocuments(out io.Writer) error {
 	return nil
 }
 
-// run runs the mesh in this process, and returns when it has ended.
+// run runs the mesh in this process, and returns after the mesh has stopped.
 func (o upOptions) run(ctx context.Context, out io.Writer) error {
 	t, err := o.load()
 	if err != nil {
@@ -170,7 +170,7 @@ func (o upOptions) run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	output := &output{terminal: termtext.Raw(out)} // the printer escapes its output itself
+	output := &output{terminal: termtext.Raw(out)} // the printer already escapes control characters
 	if o.detached {
 		output.detach(m)
 	}
@@ -213,7 +213,7 @@ func waitReady(ctx context.Context, m *mesh.Mesh, welcomed <-chan struct{}) erro
 	}
 }
 
-// untilSignal stops the mesh at the first termination signal, and kills it at the second.
+// untilSignal stops the mesh at the first of mesh.EndSignals, and kills its processes at the second.
 func untilSignal(ctx context.Context, m *mesh.Mesh) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	signals := make(chan os.Signal, 2)
@@ -235,7 +235,7 @@ func untilSignal(ctx context.Context, m *mesh.Mesh) (context.Context, func()) {
 	return ctx, func() { signal.Stop(signals); cancel() }
 }
 
-// welcome returns the message with the mesh's published addresses and the next commands.
+// welcome returns the message with the mesh's published addresses and useful commands.
 func welcome(t *topology.Topology, p *console.Printer, took time.Duration) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\nThe mesh is up after %s.", console.Duration(took))

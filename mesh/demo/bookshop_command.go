@@ -14,8 +14,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo/bookshop"
 )
 
-// NewBookshopCommand returns `pilotfish bookshop`, which runs one service of the book shop. The mesh sets its address,
-// port and proxy in the environment.
+// NewBookshopCommand returns the command `pilotfish bookshop`, which runs one service of the book shop. The mesh sets the
+// service's address, port and HTTP proxy in its environment.
 func NewBookshopCommand() *cobra.Command {
 	var o struct{ service, version, address, port, proxy, instance string }
 	c := &cobra.Command{
@@ -40,7 +40,7 @@ identity, and the results of upstream calls. Every service also has test paths:
 				Service: o.service, Version: o.version, Instance: o.instance, Proxy: proxy,
 				Listen: net.JoinHostPort(firstNonEmpty(o.address, os.Getenv("PILOTFISH_APP_ADDRESS"), "127.0.0.1"),
 					firstNonEmpty(o.port, os.Getenv("PORT"), "9080")),
-				// Lines have no timestamp, because the mesh already prints the lines of all workloads in order.
+				// Log lines have no timestamp, because the mesh prints the lines of all workloads in order.
 				Log: log.New(c.OutOrStdout(), "", 0),
 			})
 			if err != nil {
@@ -72,7 +72,7 @@ func proxyURL(s string) (*url.URL, error) {
 	return u, nil
 }
 
-// firstNonEmpty returns the first value that is not empty: flag, environment, default.
+// firstNonEmpty returns the first value that is not empty. The callers pass a flag, a variable and a default.
 func firstNonEmpty(values ...string) string {
 	for _, v := range values {
 		if v != "" {

@@ -43,7 +43,7 @@ func (o options) runCheck(ctx context.Context, out io.Writer) error {
 		WaitReady: s.WaitReady, Stop: s.stop,
 	}, report)
 	<-events.done
-	if len(events.events) == 0 && s.err != nil { // the mesh did not start, so there are no results and no logs
+	if len(events.events) == 0 && s.err != nil { // the mesh did not start; there are no results and no logs
 		return s.err
 	}
 	result := outcome{OK: true, Seconds: time.Since(start).Seconds(), Checks: results}
@@ -92,7 +92,7 @@ func (o options) printOutcome(out io.Writer, r outcome) error {
 	return nil
 }
 
-// noReport ignores the start and the result of each check.
+// noReport is a check.Report that prints nothing.
 type noReport struct{}
 
 func (noReport) Begin(string)     {}

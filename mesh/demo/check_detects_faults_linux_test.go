@@ -45,7 +45,7 @@ var breaks = map[string][]struct{ check, old, new string }{
 	"ratings.yaml": {{"injected fault", "percentage: {value: 100}", "percentage: {value: 50}"}},
 	"reviews.yaml": {
 		{"retry hides the fault", "attempts: 10", "attempts: 0"},
-		{"timeout cuts a slow call", "timeout: 0.4s", "timeout: 5s"},
+		{"timeout of a slow call", "timeout: 0.4s", "timeout: 5s"},
 		{"route by header", adasRoute + "v2}", adasRoute + "v3}"},
 	},
 }
@@ -56,7 +56,7 @@ func TestChecksDetectFaults(t *testing.T) {
 	if err := writeExample(dir); err != nil {
 		t.Fatal(err)
 	}
-	broken := append(breakExample(t, dir), "bad document refused alone") // "bad document refused alone" also fails: it sends requests as ada, whose route one of the edits changes
+	broken := append(breakExample(t, dir), "invalid document is refused") // "invalid document is refused" also fails: it sends requests as ada, whose route one of the edits changes
 	port, err := freePort()
 	if err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 
 // options are the flags of `pilotfish demo`.
 type options struct {
-	port       uint16 // 0: use the topology's port
+	port       uint16 // 0 selects the port in the topology file
 	dir, write string
 	envoyPath  string
 	runtimeDir string
@@ -26,13 +26,13 @@ type options struct {
 	capture    mesh.CaptureFlags
 }
 
-// UsageError is returned for a wrong command line.
+// UsageError is an error of the command line, which the user must correct.
 type UsageError struct{ error }
 
 // Unwrap returns the cause.
 func (e UsageError) Unwrap() error { return e.error }
 
-// NewCommand returns `pilotfish demo`.
+// NewCommand returns the command `pilotfish demo`.
 func NewCommand() *cobra.Command {
 	var o options
 	c := &cobra.Command{
@@ -82,7 +82,7 @@ Exit codes:
 func (o options) run(ctx context.Context, out io.Writer) error {
 	switch {
 	case o.output != "" && o.output != "json":
-		return UsageError{fmt.Errorf("--output %q is not supported: use json, or omit the flag for text", o.output)}
+		return UsageError{fmt.Errorf("--output %q: use json, or omit the flag for a table", o.output)}
 	case (o.output != "" || o.logs != "") && !o.check:
 		return UsageError{errors.New("--output and --logs require --check")}
 	case o.write != "":

@@ -102,7 +102,7 @@ func TestTableInPipeHasOneLinePerRow(t *testing.T) {
 	table.head()
 	table.Begin("weights over 1,000 requests")
 	table.End(check.Result{Check: "weights over 1,000 requests", OK: true, Evidence: strings.Repeat("many words ", 30)})
-	table.End(check.Result{Check: "clean end", Evidence: "left\nprocess 7 (envoy)"})
+	table.End(check.Result{Check: "clean shutdown", Evidence: "left\nprocess 7 (envoy)"})
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	if len(lines) != 3 || strings.ContainsAny(out.String(), "\x1b\r") {
 		t.Errorf("printed %q", out.String())
@@ -134,7 +134,7 @@ func TestIncompatibleFlagsAreRefused(t *testing.T) {
 func TestLogsAreWrittenOnRequest(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	k := &eventLog{events: []mesh.Event{{Kind: mesh.Log, Instance: "page-v1", Origin: mesh.OriginWorkload, Line: "answered"}}}
-	dir, err := k.write("", []check.Result{{Check: "clean end"}})
+	dir, err := k.write("", []check.Result{{Check: "clean shutdown"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +142,7 @@ func TestLogsAreWrittenOnRequest(t *testing.T) {
 	if err != nil || !strings.Contains(string(log), "page-v1") || !strings.Contains(string(log), "answered") {
 		t.Errorf("the log contains %q, %v", log, err)
 	}
-	if data, err := os.ReadFile(filepath.Join(dir, "results.json")); err != nil || !strings.Contains(string(data), "clean end") {
+	if data, err := os.ReadFile(filepath.Join(dir, "results.json")); err != nil || !strings.Contains(string(data), "clean shutdown") {
 		t.Errorf("results.json contains %q, %v", data, err)
 	}
 }

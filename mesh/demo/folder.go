@@ -13,7 +13,8 @@ import (
 // topologyFile is the name of the topology file in the example's directory.
 const topologyFile = "mesh.yaml"
 
-// writeExample creates a directory with the example's files. It fails if a file already exists.
+// writeExample writes the files of the example into a directory, which it creates if necessary. It fails if one of the
+// files already exists.
 func writeExample(dir string) error {
 	example := examples.Bookshop()
 	return fs.WalkDir(example, ".", func(name string, entry fs.DirEntry, err error) error {
@@ -47,7 +48,7 @@ func writeNew(path string, data []byte) error {
 	return f.Close()
 }
 
-// privateExample writes the example into a temporary directory that only this user can read.
+// privateExample writes the example into a new temporary directory that only this user can read.
 func privateExample() (dir string, err error) {
 	dir, err = os.MkdirTemp("", "pilotfish-demo-")
 	if err != nil {

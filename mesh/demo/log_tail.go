@@ -10,17 +10,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo/check"
 )
 
-// maxEvents is the maximum number of events in memory. The oldest are dropped.
+// maxEvents is the maximum number of events in an eventLog, which drops the oldest events.
 const maxEvents = 100_000
 
 // eventLog stores the events of a mesh in memory, and writes them on demand.
 type eventLog struct {
 	events []mesh.Event
-	// done is closed when the mesh has ended and its last event is stored.
+	// done is closed when the mesh has stopped and its last event is stored.
 	done chan struct{}
 }
 
-// collectEvents collects events until the mesh ends.
+// collectEvents starts to store the events of a subscription, until the mesh stops.
 func collectEvents(s *mesh.Subscription) *eventLog {
 	k := &eventLog{done: make(chan struct{})}
 	go func() {
@@ -39,8 +39,8 @@ func collectEvents(s *mesh.Subscription) *eventLog {
 	return k
 }
 
-// write writes the results and a log of all processes into a directory, which it creates. An empty dir selects a
-// temporary one.
+// write creates a directory, and writes the results and a log of all processes into it. If dir is empty, it creates a
+// temporary directory. It returns the directory's path.
 func (k *eventLog) write(dir string, results []check.Result) (string, error) {
 	var err error
 	if dir == "" {

@@ -16,19 +16,19 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
-// shop is the book shop as a mesh of this machine.
+// shop runs the book shop as a mesh on this machine.
 type shop struct {
 	*mesh.Mesh
 	topology *topology.Topology
 	address  netip.AddrPort // published address of the gateway
-	folder   string         // temporary directory, removed at the end; empty with the user's files
+	folder   string         // temporary directory, which stop removes; empty if the user specified --dir
 
 	cancel context.CancelCauseFunc
 	done   chan struct{}
-	err    error // result of Run, once done is closed
+	err    error // result of the mesh's Run; valid after done is closed
 }
 
-// newShop reads the topology and prepares the mesh. It starts no process.
+// newShop reads the topology and prepares the mesh. It does not start any process.
 func newShop(o options) (*shop, error) {
 	dir, folder := o.dir, ""
 	if dir == "" {
@@ -83,8 +83,8 @@ func openShop(o options, dir, folder string) (*shop, error) {
 	return s, err
 }
 
-// guardCommand returns the command of the mesh's guard process. If this process is killed, the guard cleans up after
-// the mesh and also removes the temporary directory.
+// guardCommand returns the command line of the mesh's guard process. If this process is killed, the guard stops the mesh's
+// processes and removes its files, including the temporary directory folder.
 func guardCommand(self, folder string) []string {
 	if folder == "" {
 		return []string{self, "guard"}
@@ -92,9 +92,9 @@ func guardCommand(self, folder string) []string {
 	return []string{self, "guard", "--remove", folder}
 }
 
-// runtimeDirectory returns the mesh's runtime directory, or "" for the default. A check uses its own directory, so
-// that it can run at the same time as a demo. The directory is not below the temporary directory, whose path may be
-// too long for the paths of unix sockets.
+// runtimeDirectory returns the mesh's runtime directory, or "" for the default. Each --check uses a separate directory, so
+// that it can run at the same time as a demo. The directory is not in the temporary directory, whose path may be too long
+// for unix sockets.
 func (o options) runtimeDirectory() string {
 	if o.check && o.runtimeDir == "" {
 		return fmt.Sprintf("%s-check-%d", mesh.DefaultRuntimeDir(os.Getenv("XDG_RUNTIME_DIR"), os.Getuid()), os.Getpid())
@@ -102,8 +102,8 @@ func (o options) runtimeDirectory() string {
 	return o.runtimeDir
 }
 
-// publishGateway returns the address at which the gateway is published. It first replaces the port of that address in
-// t by the requested port, unless port is 0.
+// publishGateway returns the address at which the gateway is published. If port is not 0, it first sets the port of that
+// address in t.
 func publishGateway(t *topology.Topology, port uint16) (netip.AddrPort, error) {
 	for _, w := range t.Workloads {
 		for i := range w.Ports {
@@ -120,8 +120,8 @@ func publishGateway(t *topology.Topology, port uint16) (netip.AddrPort, error) {
 	return netip.AddrPort{}, fmt.Errorf("%s does not publish a port of a gateway: add `publish: 8080` to a port of the gateway", t.File)
 }
 
-// freePort returns a free port below the kernel's default range of local ports for outgoing connections. So no
-// outgoing connection can use the port before the gateway listens on it.
+// freePort returns a free port below the kernel's default range of ephemeral ports. No outgoing connection can therefore
+// use the port before the gateway listens on it.
 func freePort() (port uint16, err error) {
 	const first, last = 20000, 32000
 	for range 100 {
@@ -138,7 +138,7 @@ func freePort() (port uint16, err error) {
 // url returns the shop's URL.
 func (s *shop) url() string { return "http://" + s.address.String() }
 
-// configDir returns the first configuration directory.
+// configDir returns the first configuration directory of the topology.
 func (s *shop) configDir() string {
 	if len(s.topology.Config) == 0 {
 		return ""
@@ -146,7 +146,7 @@ func (s *shop) configDir() string {
 	return s.topology.Config[0]
 }
 
-// errRequested is the cause of an orderly stop, used in messages.
+// errRequested is the cause of a stop by the user. Messages contain its text.
 var errRequested = errors.New("on request")
 
 // start runs the mesh in a goroutine until stop cancels it.
@@ -158,7 +158,7 @@ func (s *shop) start(ctx context.Context) {
 	}()
 }
 
-// explain adds remedies for the user of the demo to the errors of the mesh.
+// explain adds a remedy to errors of the mesh that the user of the demo can fix.
 func (s *shop) explain(err error) error {
 	var running *mesh.AlreadyRunningError
 	var conflict *portowner.ConflictError
@@ -171,7 +171,7 @@ func (s *shop) explain(err error) error {
 	return err
 }
 
-// WaitReady waits for every workload. If the mesh could not be started, it returns the error of Run.
+// WaitReady waits until every workload is ready. If the mesh could not be started, it returns the error of the mesh's Run.
 func (s *shop) WaitReady(ctx context.Context) error {
 	err := s.Mesh.WaitReady(ctx)
 	if !errors.Is(err, mesh.ErrEnded) {
@@ -183,7 +183,7 @@ func (s *shop) WaitReady(ctx context.Context) error {
 	return err
 }
 
-// stop stops the mesh, waits until it has ended, and removes the temporary files.
+// stop stops the mesh, waits until it has stopped, and removes the temporary directory.
 func (s *shop) stop(ctx context.Context) error {
 	if s.cancel != nil {
 		s.cancel(errRequested)

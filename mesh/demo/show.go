@@ -17,7 +17,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/console"
 )
 
-// stopTimeout is the maximum duration of an orderly stop.
+// stopTimeout is the maximum duration of a graceful stop of the mesh.
 const stopTimeout = 20 * time.Second
 
 // show runs the shop interactively until ctx ends.
@@ -42,8 +42,8 @@ func (o options) show(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-// superviseEnd stops the mesh when ctx ends or when a workload cannot become ready; in the second case it returns the
-// workload's error. During the stop, another signal kills the remaining processes.
+// superviseEnd waits until ctx ends or a workload cannot become ready, and then stops the mesh. In the second case, it
+// returns the workload's error. During the stop, another signal kills the remaining processes.
 func (s *shop) superviseEnd(ctx context.Context) error {
 	err := s.Mesh.WaitReady(ctx)
 	if ctx.Err() != nil || errors.Is(err, mesh.ErrEnded) {
@@ -68,7 +68,7 @@ func (s *shop) superviseEnd(ctx context.Context) error {
 	return err
 }
 
-// welcome prints the shop's URL, and what the user can try.
+// welcome prints the shop's URL, and examples of what the user can try.
 func (s *shop) welcome(out io.Writer, p *console.Printer, took time.Duration) {
 	fmt.Fprintf(out, `
 The book shop is ready after %[1]s:  %[2]s
@@ -87,10 +87,10 @@ Ctrl-C stops the book shop. The output of its workloads follows.
 `, console.Duration(took), p.Bold(s.url()), s.url(), shellWord(filepath.Join(s.configDir(), "reviews.yaml")), shellWord(os.Args[0]))
 }
 
-// plainWord matches text that a shell reads as one word without quotes.
+// plainWord matches text that does not need quotes in a shell.
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
 
-// shellWord quotes text as one word for a shell.
+// shellWord returns text as one word for a shell, quoted if necessary.
 func shellWord(text string) string {
 	if plainWord.MatchString(text) {
 		return text

@@ -12,17 +12,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo/check"
 )
 
-// table prints one row for each check when the check ends. On a terminal it also shows the running check, colours the
-// marks and wraps long evidence. In other outputs each row is a single line.
+// table is a check.Report that prints one row for each completed check. On a terminal, it also shows the running check,
+// colours the check marks, and wraps long evidence. In a file or pipe, each row is a single line.
 type table struct {
 	out      io.Writer
 	terminal bool
 	colours  bool
-	columns  int // of the terminal
+	columns  int // width of the terminal
 }
 
 func newTable(out io.Writer, terminal bool) *table {
-	out = termtext.Raw(out) // End escapes the evidence, so no second escaping is needed
+	out = termtext.Raw(out) // End already escapes the evidence
 	t := &table{out: out, terminal: terminal, colours: terminal && os.Getenv("NO_COLOR") == ""}
 	if f, ok := out.(*os.File); ok && terminal {
 		if columns, _, err := term.GetSize(int(f.Fd())); err == nil {
@@ -46,7 +46,7 @@ func (t *table) Begin(name string) {
 	}
 }
 
-// End prints the row.
+// End prints the row of the completed check.
 func (t *table) End(r check.Result) {
 	if t.terminal {
 		fmt.Fprint(t.out, "\r\x1b[K")

@@ -1,13 +1,13 @@
-// Package fastexec executes the pilotfish-iptables binary for the command iptables. The agent links gRPC and Envoy's
-// types, whose initialization needs more time and memory than the command itself. Go initializes a package as soon as
-// its imports are initialized, in the order of import paths. This package imports only syscall, so it runs before
-// nearly all other packages. (With os, it would run after protocol buffers.) Without the small binary, the agent runs the
-// command itself.
+// Package fastexec replaces the agent process by the pilotfish-iptables binary if the command is iptables. The agent links
+// gRPC and Envoy's types, whose initialization needs more time and memory than the command. Importing this package runs it
+// before them: Go initializes packages in the order of import paths, each after its imports, and this package imports only
+// syscall. If it imported os, it would run after protocol buffers. If the pilotfish-iptables binary is not found, the agent
+// executes the command itself.
 package fastexec
 
 import "syscall"
 
-// small is the name of the command's own binary.
+// small is the name of the small binary that contains only the iptables command.
 const small = "pilotfish-iptables"
 
 func init() {
@@ -19,12 +19,12 @@ func init() {
 	_ = syscall.Exec(folder(self)+small, append([]string{small}, args...), syscall.Environ())
 }
 
-// maxArguments is the kernel's limit for one argument (MAX_ARG_STRLEN in linux/binfmts.h). All arguments together are
-// usually shorter.
+// maxArguments is the maximum length of all arguments together. Its value is the kernel's limit for one argument
+// (MAX_ARG_STRLEN in linux/binfmts.h); command lines are usually shorter.
 const maxArguments = 128 << 10
 
-// arguments returns the process's arguments, like os.Args. It returns nil if they are too long; the agent then runs the
-// command itself.
+// arguments returns the arguments of this process, like os.Args. It returns nil if they are longer than maxArguments; the
+// agent then executes the command itself.
 func arguments() []string {
 	fd, err := syscall.Open("/proc/self/cmdline", syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
 	if err != nil {
@@ -64,7 +64,7 @@ func split(text []byte) (list []string) {
 	return list
 }
 
-// executable returns the path of the running binary.
+// executable returns the path of the running binary, or "" on an error.
 func executable() string {
 	var path [4096]byte
 	n, err := syscall.Readlink("/proc/self/exe", path[:])
@@ -74,7 +74,7 @@ func executable() string {
 	return string(path[:n])
 }
 
-// folder returns a path up to its last slash, and base the rest.
+// folder returns the part of a path up to and including its last slash. base returns the rest.
 func folder(path string) string { return path[:len(path)-len(base(path))] }
 
 func base(path string) string {
@@ -86,16 +86,16 @@ func base(path string) string {
 	return path
 }
 
-// redirectionArgs returns the arguments of the iptables command, if the first argument or the program's name selects
-// it.
-func redirectionArgs(args []string) (rest []string, is bool) {
-	const contract = "istio-iptables"
+// redirectionArgs returns the arguments of the iptables command. selected reports whether the first argument or the
+// program's name selects that command.
+func redirectionArgs(args []string) (rest []string, selected bool) {
+	const istioName = "istio-iptables"
 	switch {
 	case len(args) == 0:
 		return nil, false
-	case base(args[0]) == contract:
+	case base(args[0]) == istioName:
 		return args[1:], true
-	case len(args) > 1 && (args[1] == "iptables" || args[1] == contract):
+	case len(args) > 1 && (args[1] == "iptables" || args[1] == istioName):
 		return args[2:], true
 	}
 	return nil, false

@@ -6,35 +6,36 @@ import (
 	"strings"
 )
 
-// Answer is the JSON response of every service of the shop: the service, and what it observed.
+// Answer is the JSON response of every service of the shop. It identifies the service, and contains what the service
+// observed.
 type Answer struct {
 	Service  string `json:"service"`
 	Version  string `json:"version"`
 	Instance string `json:"instance"`
-	// Caller is the client's SPIFFE ID as authenticated by the sidecar; empty if it is unknown.
+	// Caller is the client's SPIFFE ID, as authenticated by the sidecar; empty if the client is unknown.
 	Caller string `json:"caller,omitempty"`
 	// User is the x-user header, which the services propagate.
 	User string `json:"user,omitempty"`
 
 	Book    *Book          `json:"book,omitempty"`
 	Reviews []Review       `json:"reviews,omitempty"`
-	Stars   string         `json:"stars,omitempty"` // colour of this version's stars; empty: no stars
+	Stars   string         `json:"stars,omitempty"` // colour of the stars; empty if this version shows none
 	Ratings map[string]int `json:"ratings,omitempty"`
 
-	// Method and Headers are set by /echo.
+	// Method and Headers are those of the request; only /echo sets them.
 	Method  string              `json:"method,omitempty"`
 	Headers map[string][]string `json:"headers,omitempty"`
-	// Counters is set by /counters.
+	// Counters maps counter names to counts; only /counters sets it.
 	Counters map[string]int64 `json:"counters,omitempty"`
 
 	Upstreams []Call `json:"upstreams,omitempty"`
 }
 
-// Call is one request to an upstream, and how it ended.
+// Call is the result of one request to an upstream.
 type Call struct {
 	Name   string  `json:"name"`
 	URL    string  `json:"url"`
-	Status int     `json:"status,omitempty"` // 0: no response
+	Status int     `json:"status,omitempty"` // HTTP status; 0 if no response was received
 	Error  string  `json:"error,omitempty"`
 	Millis float64 `json:"ms"`
 	Answer *Answer `json:"answer,omitempty"`
@@ -43,7 +44,7 @@ type Call struct {
 // OK reports whether the upstream responded successfully.
 func (c Call) OK() bool { return c.Status == http.StatusOK && c.Answer != nil }
 
-// Upstream returns the call to the upstream of that name, or nil.
+// Upstream returns the call to the upstream with this name, or nil if there was none.
 func (a *Answer) Upstream(name string) *Call {
 	if a == nil {
 		return nil
@@ -56,7 +57,7 @@ func (a *Answer) Upstream(name string) *Call {
 	return nil
 }
 
-// Book is the data of details.
+// Book is the response of the details service.
 type Book struct {
 	Title     string `json:"title"`
 	Author    string `json:"author"`
@@ -65,15 +66,16 @@ type Book struct {
 	Blurb     string `json:"blurb"`
 }
 
-// Review is the data of reviews, with stars from ratings if this version requests them.
+// Review is one review in the response of the reviews service. Its stars are from ratings, if the version of reviews calls
+// ratings.
 type Review struct {
 	Reviewer string `json:"reviewer"`
 	Text     string `json:"text"`
 	Stars    int    `json:"stars,omitempty"`
 }
 
-// Caller returns the SPIFFE ID of the direct client from the x-forwarded-client-cert header. Its last element is the
-// one that the service's sidecar added.
+// Caller returns the SPIFFE ID of the direct client from the x-forwarded-client-cert header. It reads the last element of
+// the header, which the service's own sidecar added.
 func Caller(h http.Header) string {
 	elements := strings.Split(h.Get("X-Forwarded-Client-Cert"), ",")
 	for _, pair := range strings.Split(elements[len(elements)-1], ";") {
@@ -84,7 +86,7 @@ func Caller(h http.Header) string {
 	return ""
 }
 
-// shortCaller returns the service account of a SPIFFE ID for messages.
+// shortCaller returns the service account in a SPIFFE ID, for log messages.
 func shortCaller(id string) string {
 	if id == "" {
 		return "unknown"
@@ -92,7 +94,7 @@ func shortCaller(id string) string {
 	return id[strings.LastIndex(id, "/")+1:]
 }
 
-// newAnswer returns an answer with the fields that every service sets.
+// newAnswer returns an Answer with the fields that every service sets.
 func (s *Server) newAnswer(r *http.Request) *Answer {
 	return &Answer{
 		Service: s.config.Service, Version: s.config.Version, Instance: s.config.Instance,
@@ -100,8 +102,8 @@ func (s *Server) newAnswer(r *http.Request) *Answer {
 	}
 }
 
-// writeAnswer sends an answer. A failed upstream is included in it. With `x-strict: yes` in the request, the status is
-// then 502.
+// writeAnswer sends an Answer with status 200. If an upstream call failed and the request has the header x-strict: yes, the
+// status is 502.
 func (s *Server) writeAnswer(w http.ResponseWriter, r *http.Request, a *Answer) {
 	status := http.StatusOK
 	for _, c := range a.Upstreams {
@@ -120,7 +122,7 @@ func (s *Server) writeAnswer(w http.ResponseWriter, r *http.Request, a *Answer) 
 	_ = encoder.Encode(a) // fails only if the client closed the connection
 }
 
-// wantsHTML reports whether the client is a browser, by ?format= or else by the Accept header.
+// wantsHTML reports whether the client requests a page instead of JSON, with ?format= or else the Accept header.
 func wantsHTML(r *http.Request) bool {
 	switch r.URL.Query().Get("format") {
 	case "html":

@@ -1,5 +1,6 @@
-// Package bookshop is the program of the demo's workloads: a small book shop of services that call each other by plain
-// name, and report what they observed. Its only link to the mesh is the HTTP proxy for its upstreams.
+// Package bookshop implements the services of the demo's book shop. Each service calls its upstreams by their plain names,
+// and its responses contain what it observed: the caller's identity, and the results of the upstream calls. The services do
+// not depend on the mesh; without captured traffic, they call upstreams through an HTTP proxy, the sidecar's.
 package bookshop
 
 import (
@@ -18,13 +19,14 @@ import (
 
 // Config configures a service. Only Service is required.
 type Config struct {
-	// Service is one of ServiceNames; Version defaults to "v1"; Instance names this process in answers (service-version).
+	// Service is one of ServiceNames. Version defaults to "v1". Instance is the name of this process in responses; it
+	// defaults to SERVICE-VERSION.
 	Service, Version, Instance string
-	// Listen is host:port.
+	// Listen is the listen address as host:port.
 	Listen string
 	// Proxy is the HTTP proxy for requests to upstreams; nil: direct requests.
 	Proxy *url.URL
-	// Log receives a line for each request; nil: none.
+	// Log receives a line for each request; nil disables the log.
 	Log *log.Logger
 }
 
@@ -37,7 +39,7 @@ var services = map[string]func(*Server, *http.ServeMux){
 	"crawler": (*Server).routeCrawler,
 }
 
-// ServiceNames returns the names of the services for messages.
+// ServiceNames returns the names of all services, separated by commas.
 func ServiceNames() string {
 	names := make([]string, 0, len(services))
 	for name := range services {
@@ -56,11 +58,11 @@ type Server struct {
 	counters counters
 }
 
-// New opens the listener, so that it returns an error when the port is in use; Run serves.
+// New opens the listener of a service. It returns an error if the port is in use. Run serves requests.
 func New(c Config) (*Server, error) {
 	route, ok := services[c.Service]
 	if !ok {
-		return nil, fmt.Errorf("--service %q is not a service of the book shop; it has %s", c.Service, ServiceNames())
+		return nil, fmt.Errorf("--service %q is not a service of the book shop; use one of %s", c.Service, ServiceNames())
 	}
 	if c.Version == "" {
 		c.Version = "v1"
@@ -86,7 +88,7 @@ func New(c Config) (*Server, error) {
 // Addr returns the address on which the service listens.
 func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 
-// Run serves until ctx ends, waits up to two seconds for active requests, and returns nil.
+// Run serves requests until ctx ends. It then waits up to two seconds for active requests, and returns nil.
 func (s *Server) Run(ctx context.Context) error {
 	server := &http.Server{Handler: s.handler, ReadHeaderTimeout: 10 * time.Second}
 	failed := make(chan error, 1)
@@ -109,7 +111,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// observe counts and logs each request, and sets a header with the instance's name.
+// observe returns a handler that counts and logs each request, and sets a response header with the instance's name.
 func (s *Server) observe(next *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
@@ -122,8 +124,8 @@ func (s *Server) observe(next *http.ServeMux) http.Handler {
 	})
 }
 
-// counterName returns the path of a mux pattern, so that the number of counters is limited. Requests without a pattern
-// count as "other".
+// counterName returns the name of the counter for requests that match a mux pattern: the pattern's path, or "other" for
+// requests without a pattern. Counting patterns instead of paths limits the number of counters.
 func counterName(pattern string) string {
 	if pattern == "" {
 		return "other"

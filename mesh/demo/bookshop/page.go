@@ -14,7 +14,7 @@ var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 	"stars": func(n int) string { return strings.Repeat("★", n) + strings.Repeat("☆", max(0, 5-n)) },
 }).Parse(pageSource))
 
-// hop is one request for the page, in the table of calls.
+// hop is one call between two services, as a row in the page's table of calls.
 type hop struct {
 	From, To, Identity string
 	Call
@@ -29,7 +29,7 @@ func writeHTML(w http.ResponseWriter, status int, a *Answer) {
 	})
 }
 
-// hops lists all calls of an answer, callers first.
+// hops returns all calls that contributed to an answer. The call to a service precedes the calls by that service.
 func hops(a *Answer) []hop {
 	var all []hop
 	for _, c := range a.Upstreams {

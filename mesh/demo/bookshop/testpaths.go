@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// maxSlow limits /slow, so that a mistyped number does not hold a connection for hours.
+// maxSlow is the maximum delay of /slow. It prevents that a mistyped number blocks a connection for hours.
 const maxSlow = time.Minute
 
-// routeTests adds paths for tests to every service.
+// routeTests adds the test paths that every service has.
 func (s *Server) routeTests(mux *http.ServeMux) {
 	var requests atomic.Int64
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -42,18 +42,18 @@ func (s *Server) routeTests(mux *http.ServeMux) {
 	mux.HandleFunc("GET /flaky", func(w http.ResponseWriter, r *http.Request) {
 		every, err := strconv.ParseInt(r.URL.Query().Get("every"), 10, 64)
 		if err != nil || every < 1 {
-			http.Error(w, "use /flaky?every=N: every Nth request fails, the first among them", http.StatusBadRequest)
+			http.Error(w, "use /flaky?every=N: the first request and every Nth request after it fail", http.StatusBadRequest)
 			return
 		}
 		if (requests.Add(1)-1)%every == 0 {
-			http.Error(w, "flaky: this one fails", http.StatusServiceUnavailable)
+			http.Error(w, "flaky: this request fails", http.StatusServiceUnavailable)
 			return
 		}
 		s.writeAnswer(w, r, s.newAnswer(r))
 	})
 }
 
-// counters counts by name. The zero value is ready.
+// counters is a set of named counters. The zero value is empty and ready to use.
 type counters struct {
 	mu     sync.Mutex
 	byName map[string]int64

@@ -11,17 +11,18 @@ import (
 	"time"
 )
 
-// propagatedHeaders are copied from a request to its upstream requests: user, requested fault, and trace context. Only
-// the application can propagate trace context, because the sidecar cannot correlate the two requests.
+// propagatedHeaders are the headers that a service copies from a request to its upstream requests: the user, the requested
+// fault, and the trace context. The application must do this, because the sidecar cannot correlate inbound and outbound
+// requests.
 var propagatedHeaders = []string{
 	"X-User", "X-Trouble", "X-Strict", "X-Request-Id",
 	"Traceparent", "Tracestate", "B3", "X-B3-Traceid", "X-B3-Spanid", "X-B3-Parentspanid", "X-B3-Sampled", "X-B3-Flags",
 }
 
-// maxAnswer limits the response of an upstream.
+// maxAnswer is the maximum size of an upstream's response, in bytes.
 const maxAnswer = 1 << 20
 
-// callTimeout limits calls without a timeout in the mesh.
+// callTimeout limits upstream calls for which the mesh configures no timeout.
 const callTimeout = 15 * time.Second
 
 func newClient(proxy *url.URL) *http.Client {
@@ -35,7 +36,7 @@ func newClient(proxy *url.URL) *http.Client {
 	return &http.Client{Transport: transport, Timeout: callTimeout}
 }
 
-// callUpstream calls an upstream by its plain name, and returns the result or the error.
+// callUpstream calls an upstream by its plain name. The returned Call contains the response or the error.
 func (s *Server) callUpstream(r *http.Request, name, path string) Call {
 	c := Call{Name: name, URL: "http://" + name + ":9080" + path}
 	start := time.Now()
@@ -66,13 +67,14 @@ func (s *Server) fetch(ctx context.Context, address string, from http.Header) (i
 	defer response.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))
 	if err != nil {
-		return response.StatusCode, nil, fmt.Errorf("reading the answer: %w", err)
+		return response.StatusCode, nil, fmt.Errorf("reading the response: %w", err)
 	}
 	return decode(response.StatusCode, body)
 }
 
-// decode parses an answer. Any other body (for instance a sidecar's "upstream request timeout") becomes the error's
-// text. A 502 of a strict upstream is an answer with details of the failure, and is returned.
+// decode parses the body of a response as an Answer. If the body is not an Answer, as in a sidecar's "upstream request
+// timeout", decode returns an error with the body's text. If it is an Answer with another status than 200, decode returns
+// both the Answer and an error. An upstream sends 502 if its own call failed and the request has the header x-strict.
 func decode(status int, body []byte) (int, *Answer, error) {
 	var answer Answer
 	if err := json.Unmarshal(body, &answer); err != nil || answer.Service == "" {

@@ -13,14 +13,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// reviewsFile is the file that the checks edit.
+// reviewsFile is the name of the configuration file that the checks edit.
 const reviewsFile = "reviews.yaml"
 
-// allToV3 moves all weight to v3, so that no later answer is from v1 or v2.
+// allToV3 changes the weights in reviewsFile so that all requests are routed to v3.
 var allToV3 = strings.NewReplacer("weight: 60", "weight: 0", "weight: 30", "weight: 0", "weight: 10", "weight: 100")
 
-// editFile replaces a file atomically, as an editor does. It returns the time of the change and a function that reverts
-// it.
+// editFile applies change to a configuration file, which it replaces atomically as editors do. It returns the time of the
+// change, and a function that restores the previous content.
 func (t *Target) editFile(name string, change *strings.Replacer) (saved time.Time, undo func() (time.Time, error), err error) {
 	path := filepath.Join(t.ConfigDir, name)
 	before, err := os.ReadFile(path)
@@ -36,7 +36,7 @@ func (t *Target) editFile(name string, change *strings.Replacer) (saved time.Tim
 }
 
 func replaceFile(path string, data []byte) (time.Time, error) {
-	// The temporary file is outside of the watched directory, so that only the rename is observed there.
+	// The temporary file is outside of the watched directory, so that the mesh observes only the rename.
 	aside := filepath.Join(filepath.Dir(filepath.Dir(path)), filepath.Base(path)+".new")
 	if err := os.WriteFile(aside, data, 0o600); err != nil {
 		return time.Time{}, err
@@ -47,9 +47,9 @@ func replaceFile(path string, data []byte) (time.Time, error) {
 	return time.Now(), nil
 }
 
-// waitForStreak requests reviews until `run` consecutive answers are good, and returns the time of the first of them.
-func waitForStreak(ctx context.Context, c *client, run int, good func(reply) bool) (since time.Time, err error) {
-	for row := 0; row < run; {
+// waitForStreak requests reviews until n consecutive replies are good, and returns the time of the first of them.
+func waitForStreak(ctx context.Context, c *client, n int, good func(reply) bool) (since time.Time, err error) {
+	for row := 0; row < n; {
 		r, err := c.expect(ctx, http.StatusOK, reviewsURL, nil)
 		if err != nil {
 			return since, err
@@ -70,10 +70,11 @@ func waitForStreak(ctx context.Context, c *client, run int, good func(reply) boo
 func fromV3(r reply) bool    { return version(r) == "v3" }
 func notFromV3(r reply) bool { return version(r) != "v3" }
 
-// minStreak is the length of a streak that weights of 60, 30 and 10 practically never produce by chance.
+// minStreak is the number of consecutive replies of v3 that prove that all weight is on v3. With the weights 60, 30 and
+// 10, such a streak is practically impossible.
 const minStreak = 100
 
-// editedFile moves all traffic to v3 and back, only by editing the file.
+// editedFile checks that edits of reviewsFile take effect without a restart: it moves all traffic to v3 and back.
 func editedFile(ctx context.Context, t *Target) (string, error) {
 	page, err := t.clientOf(ctx, "page-v1")
 	if err != nil {
@@ -104,7 +105,7 @@ func editedFile(ctx context.Context, t *Target) (string, error) {
 		round(in.Sub(saved)), round(back.Sub(restored))), nil
 }
 
-// envoyPIDs returns the process IDs of all Envoys, for comparison.
+// envoyPIDs returns the process IDs of all Envoys as one string, for comparison.
 func (t *Target) envoyPIDs(ctx context.Context) string {
 	var ids []string
 	for _, i := range t.Mesh.Status(ctx).Instances {
@@ -113,8 +114,7 @@ func (t *Target) envoyPIDs(ctx context.Context) string {
 	return strings.Join(ids, " ")
 }
 
-// badDocument writes an invalid VirtualService, and checks that it is refused and the last valid version stays in
-// force.
+// badDocument checks that the mesh refuses an invalid VirtualService, and continues to use its last valid version.
 func badDocument(ctx context.Context, t *Target) (string, error) {
 	page, err := t.clientOf(ctx, "page-v1")
 	if err != nil {
@@ -136,7 +136,7 @@ func badDocument(ctx context.Context, t *Target) (string, error) {
 		return "", err
 	}
 	if stayed["v2"] != n {
-		return "", fmt.Errorf("the last valid version did not stay in force: the user ada got %s", formatCounts(stayed))
+		return "", fmt.Errorf("the last valid version did not stay in force: the user ada received %s", formatCounts(stayed))
 	}
 	if _, err := t.waitForProblem(ctx, func(p *config.Problem) bool { return p == nil }); err != nil {
 		return "", fmt.Errorf("the file is valid again, but the problem is still reported: %w", err)
@@ -145,7 +145,8 @@ func badDocument(ctx context.Context, t *Target) (string, error) {
 		filepath.Base(problem.At.File), problem.At.Line, problem.Field, problem.Value, problem.Message, stayed["v2"], n), nil
 }
 
-// waitForProblem polls until the reported problem of reviews.yaml (nil: none) satisfies wanted.
+// waitForProblem polls until wanted returns true for the problem that the mesh reports for reviewsFile. The problem is nil
+// if the mesh reports none. waitForProblem returns that problem.
 func (t *Target) waitForProblem(ctx context.Context, wanted func(*config.Problem) bool) (*config.Problem, error) {
 	for {
 		var found *config.Problem
@@ -164,7 +165,7 @@ func (t *Target) waitForProblem(ctx context.Context, wanted func(*config.Problem
 	}
 }
 
-// pause waits for d, or until ctx ends.
+// pause waits for d. It returns an error if ctx ends before.
 func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():

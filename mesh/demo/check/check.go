@@ -1,4 +1,4 @@
-// Package check checks a running book shop with real requests, and reports a result with evidence for each check.
+// Package check checks a running book shop with real requests. For each check, it reports the result and evidence for it.
 package check
 
 import (
@@ -12,25 +12,26 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/console"
 )
 
-// Mesh contains the functions of a mesh that the checks use.
+// Mesh is the part of a mesh's API that the checks use.
 type Mesh interface {
 	Status(context.Context) mesh.Status
 	StopControlPlane(context.Context) error
 	StartControlPlane(context.Context) error
-	// Dial connects as a workload's application does, or with an empty workload as a client without a sidecar.
+	// Dial connects to address in the same way as the workload's application does. If workload is empty, it connects as a
+	// client without a sidecar.
 	Dial(ctx context.Context, workload, network, address string) (net.Conn, error)
 }
 
-// Target is the shop to check.
+// Target is the book shop to check.
 type Target struct {
 	Mesh Mesh
-	// Gateway is the shop's URL outside of the mesh, http://127.0.0.1:8080.
+	// Gateway is the URL at which clients outside of the mesh reach the shop, such as http://127.0.0.1:8080.
 	Gateway string
-	// ConfigDir is the configuration directory that the mesh watches. Checks change files in it, and restore them.
+	// ConfigDir is the configuration directory that the mesh watches. The checks change files in it, and restore them.
 	ConfigDir string
 	// WaitReady waits until every workload is ready. Stop stops the mesh and waits until it has ended.
 	WaitReady, Stop func(context.Context) error
-	// Folders lists directories of the shop that must not exist after the end.
+	// Folders lists directories of the shop that must not exist after the mesh has stopped.
 	Folders []string
 
 	started  time.Time
@@ -52,36 +53,36 @@ type Report interface {
 	End(Result)
 }
 
-// check is one check. run returns the evidence, or an error that describes the failure.
+// check is a named check of the shop. run returns the evidence of success, or an error that describes the failure.
 type check struct {
 	name    string
 	timeout time.Duration
 	run     func(context.Context, *Target) (string, error)
 }
 
-// traffic lists the checks of a running mesh, in order. No check depends on an earlier one.
+// traffic lists the checks of a running mesh, in the order in which they run. They do not depend on each other.
 var traffic = []check{
-	{"a page through the gateway", 10 * time.Second, pageThroughGateway},
+	{"page through the gateway", 10 * time.Second, pageThroughGateway},
 	{"weights over 1,000 requests", 20 * time.Second, weights},
 	{"route by header", 10 * time.Second, routeByHeader},
 	{"injected fault", 10 * time.Second, injectedFault},
 	{"retry hides the fault", 15 * time.Second, retryHidesFault},
-	{"timeout cuts a slow call", 10 * time.Second, timeoutCuts},
+	{"timeout of a slow call", 10 * time.Second, timeoutCuts},
 	{"STRICT mutual TLS", 10 * time.Second, strictMutualTLS},
 	{"identity of the caller", 10 * time.Second, callersIdentity},
 	{"authorization policy", 10 * time.Second, authorizationPolicy},
-	{"edited file, no restart", 15 * time.Second, editedFile},
-	{"bad document refused alone", 15 * time.Second, badDocument},
-	{"Envoy killed and back", 20 * time.Second, envoyKilled},
-	{"control plane away and back", 25 * time.Second, controlPlaneOutage},
+	{"config edit without restart", 15 * time.Second, editedFile},
+	{"invalid document is refused", 15 * time.Second, badDocument},
+	{"recovery of a killed Envoy", 20 * time.Second, envoyKilled},
+	{"control plane outage", 25 * time.Second, controlPlaneOutage},
 }
 
 var (
 	startUpCheck  = check{"all workloads ready", 30 * time.Second, allReady}
-	teardownCheck = check{"clean end", 20 * time.Second, checkTeardown}
+	teardownCheck = check{"clean shutdown", 20 * time.Second, checkTeardown}
 )
 
-// NameWidth returns the length of the longest check name, for table columns.
+// NameWidth returns the length of the longest check name, which is the width of a table column.
 func NameWidth() int {
 	width := max(len(startUpCheck.name), len(teardownCheck.name))
 	for _, c := range traffic {
@@ -90,8 +91,8 @@ func NameWidth() int {
 	return width
 }
 
-// Run waits for the shop, checks it, stops it, and returns all results. A failed check does not prevent others. If the
-// mesh does not start, only the teardown is checked.
+// Run waits until the shop is ready, runs the checks, stops the shop, and returns all results. It continues after a failed
+// check. If the mesh does not start, Run checks only its teardown.
 func Run(ctx context.Context, t *Target, report Report) []Result {
 	t.started = time.Now()
 	t.clients = map[string]*client{}
@@ -104,13 +105,13 @@ func Run(ctx context.Context, t *Target, report Report) []Result {
 			results = append(results, t.runCheck(ctx, c, report))
 		}
 	}
-	// The mesh must be stopped even after an interruption, so the teardown is always checked.
+	// The teardown check is not cancelled with ctx, because it stops the mesh.
 	return append(results, t.runCheck(context.WithoutCancel(ctx), teardownCheck, report))
 }
 
 func (t *Target) runCheck(ctx context.Context, c check, report Report) Result {
 	report.Begin(c.name)
-	limited, cancel := context.WithTimeoutCause(ctx, c.timeout, fmt.Errorf("the limit of the check is %s", c.timeout))
+	limited, cancel := context.WithTimeoutCause(ctx, c.timeout, fmt.Errorf("the check's timeout is %s", c.timeout))
 	defer cancel()
 	start := time.Now()
 	evidence, err := c.run(limited, t)

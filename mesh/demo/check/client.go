@@ -21,8 +21,8 @@ import (
 // httpProxyPort is the port of a sidecar's HTTP proxy.
 const httpProxyPort = "15080"
 
-// client sends requests from one place: from outside of the mesh, or as a workload through its sidecar. For a workload
-// it uses captured traffic or the sidecar's HTTP proxy.
+// client sends requests, either from outside of the mesh, or as a workload through its sidecar. As a workload, it uses the
+// redirection of the workload's network namespace, or the sidecar's HTTP proxy.
 type client struct {
 	from string
 	http *http.Client
@@ -37,7 +37,7 @@ type reply struct {
 	Body   string
 	Answer *bookshop.Answer // nil if the body is not a response of the shop
 	Took   time.Duration
-	// Resent counts how often Go's client silently resent the request because a connection broke.
+	// Resent is the number of times that Go's HTTP client resent the request because its connection broke.
 	Resent int
 }
 
@@ -84,7 +84,7 @@ func (t *Target) client(from string, proxy *url.URL, dial dial) *client {
 	return c
 }
 
-// closeClients closes all idle connections before the end of the mesh.
+// closeClients closes the idle connections of all clients, before the mesh is stopped.
 func (t *Target) closeClients() {
 	for _, c := range t.clients {
 		c.http.CloseIdleConnections()
@@ -130,19 +130,21 @@ func (c *client) get(ctx context.Context, address string, h headers) (reply, err
 	return r, nil
 }
 
-// expect sends a GET request, and fails unless the response has the status and, for 200, an answer of the shop.
+// expect sends a GET request. It returns an error unless the response has the specified status and, for status 200,
+// contains an Answer of the shop.
 func (c *client) expect(ctx context.Context, status int, address string, h headers) (reply, error) {
 	r, err := c.get(ctx, address, h)
 	if err != nil {
 		return r, err
 	}
 	if r.Status != status || (status == http.StatusOK && r.Answer == nil) {
-		return r, fmt.Errorf("%s called %s%s: got %s, want %d", c.from, address, h, r, status)
+		return r, fmt.Errorf("%s called %s%s: received %s, want status %d", c.from, address, h, r, status)
 	}
 	return r, nil
 }
 
-// getMany sends n requests, some concurrently, and returns the replies. Requests without a response have status 0.
+// getMany sends n requests, at most parallel of them at the same time, and returns the replies. A request without a
+// response has a reply with status 0.
 func (c *client) getMany(ctx context.Context, n, parallel int, address string, h headers) []reply {
 	replies := make([]reply, n)
 	var next atomic.Int64
@@ -166,16 +168,16 @@ func (c *client) getMany(ctx context.Context, n, parallel int, address string, h
 	return replies
 }
 
-// tally counts the replies for each value that of returns.
-func tally[K comparable](replies []reply, of func(reply) K) map[K]int {
+// tally returns, for each key that keyOf returns, the number of replies with this key.
+func tally[K comparable](replies []reply, keyOf func(reply) K) map[K]int {
 	counts := map[K]int{}
 	for _, r := range replies {
-		counts[of(r)]++
+		counts[keyOf(r)]++
 	}
 	return counts
 }
 
-// failures returns the replies whose status is not the specified one.
+// failures returns the replies with another status than the specified one.
 func failures(replies []reply, status int) []reply {
 	var bad []reply
 	for _, r := range replies {
@@ -193,7 +195,7 @@ func version(r reply) string {
 	return r.Answer.Version
 }
 
-// String returns a short description: "503 (fault filter abort)".
+// String returns a short description, such as "503 (fault filter abort)".
 func (r reply) String() string {
 	text := strings.Join(strings.Fields(r.Body), " ")
 	if len(text) > 120 {

@@ -12,7 +12,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo/bookshop"
 )
 
-// Settings in config/ratings.yaml and config/reviews.yaml for requests with x-trouble.
+// Values of the faults and timeouts in config/ratings.yaml and config/reviews.yaml. They apply to requests with the header
+// x-trouble.
 const (
 	flakyRate      = 0.25
 	slowDelay      = 2 * time.Second
@@ -42,7 +43,7 @@ func injectedFault(ctx context.Context, t *Target) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	evidence := fmt.Sprintf("calls from reviews to ratings: with the header x-trouble: abort, %d of %d got 503; without the header, %d of %d got 200",
+	evidence := fmt.Sprintf("calls from reviews to ratings: with the header x-trouble: abort, %d of %d received 503; without the header, %d of %d received 200",
 		aborted[503], n, spared[200], n)
 	if aborted[503] != n || spared[200] != n {
 		return "", fmt.Errorf("%s", evidence)
@@ -58,8 +59,9 @@ func ratingsCall(page *bookshop.Answer) *bookshop.Call {
 	return reviews.Answer.Upstream("ratings")
 }
 
-// retryHidesFault sends requests without and with a retry. The sidecar of reviews aborts calls to ratings, and one hop
-// before it the sidecar of the page retries. The counter of reviews shows that calls did fail.
+// retryHidesFault checks that a retry hides failed calls. The sidecar of reviews aborts some of the calls to ratings. The
+// sidecar of the page retries its calls to reviews, if the request selects the route with retries. A counter of reviews
+// shows that calls were aborted.
 func retryHidesFault(ctx context.Context, t *Target) (string, error) {
 	const n = 100
 	send := func(trouble string) (failed, aborted int, err error) {
@@ -88,7 +90,7 @@ func retryHidesFault(ctx context.Context, t *Target) (string, error) {
 	return evidence, nil
 }
 
-// counter reads a counter directly from a workload's application.
+// counter returns a counter of a workload's application. It queries the application without the mesh.
 func (t *Target) counter(ctx context.Context, workload, name string) (int64, error) {
 	i, err := t.instance(ctx, workload)
 	if err != nil {
@@ -101,8 +103,8 @@ func (t *Target) counter(ctx context.Context, workload, name string) (int64, err
 	return r.Answer.Counters[name], nil
 }
 
-// timeoutCuts checks that the timeout on reviews ends a slow call for the page, while the same call without the timeout
-// is slow.
+// timeoutCuts checks that the configured timeout of reviews ends a slow call of the page service. It also checks that the
+// delayed call to ratings, which has no timeout, is slow.
 func timeoutCuts(ctx context.Context, t *Target) (string, error) {
 	reviews, err := t.clientOf(ctx, "reviews-v2")
 	if err != nil {
@@ -132,7 +134,7 @@ func timeoutCuts(ctx context.Context, t *Target) (string, error) {
 	took := time.Duration(call.Millis * float64(time.Millisecond))
 	evidence := fmt.Sprintf("call of reviews: status %d after %s (timeout %s), and the page was complete; call of ratings, without a timeout: %s",
 		call.Status, round(took), round(reviewsTimeout), round(slow.Took))
-	// Envoy's timers may expire a few milliseconds early by this process's clock.
+	// According to this process's clock, Envoy's timers may expire a few milliseconds early.
 	if call.Status != http.StatusGatewayTimeout || took < reviewsTimeout*9/10 || took > slowDelay*9/10 || slow.Took < slowDelay*9/10 {
 		return "", fmt.Errorf("%s", evidence)
 	}

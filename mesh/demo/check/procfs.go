@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// process is a process of this machine. Its start time distinguishes it from a later process with the same ID.
+// process is a process on this machine. Its start time distinguishes it from a later process with the same ID.
 type process struct {
 	pid, parent int
 	name        string
@@ -32,7 +32,7 @@ func parseStat(pid int, stat string) (process, error) {
 	if open < 0 || end < open {
 		return process{}, fmt.Errorf("unexpected content of /proc/%d/stat: %q", pid, stat)
 	}
-	fields := strings.Fields(stat[end+1:]) // from the third field: state, ppid, …
+	fields := strings.Fields(stat[end+1:]) // the third and later fields: state, ppid, …
 	if len(fields) < 20 {
 		return process{}, fmt.Errorf("unexpected content of /proc/%d/stat: %q", pid, stat)
 	}
@@ -50,7 +50,7 @@ func (p process) isAlive() bool {
 	return err == nil && now.start == p.start
 }
 
-// descendants returns the known processes and all descendants of root and of them, without root itself.
+// descendants returns the known processes, and all descendants of root and of the known processes. It omits root itself.
 func descendants(root int, known []int) ([]process, error) {
 	all, err := processes()
 	if err != nil {
@@ -83,14 +83,14 @@ func processes() ([]process, error) {
 		if err != nil {
 			continue
 		}
-		if p, err := readProcess(pid); err == nil { // it may have ended
+		if p, err := readProcess(pid); err == nil { // an error means that the process has exited
 			all = append(all, p)
 		}
 	}
 	return all, nil
 }
 
-// tcpListeners returns all IPv4 addresses of listening TCP sockets.
+// tcpListeners returns the IPv4 addresses and ports of all listening TCP sockets.
 func tcpListeners() ([]netip.AddrPort, error) {
 	data, err := os.ReadFile("/proc/net/tcp")
 	if err != nil {
@@ -99,8 +99,8 @@ func tcpListeners() ([]netip.AddrPort, error) {
 	return parseTCP(string(data))
 }
 
-// parseTCP parses /proc/net/tcp: the second column is the local address in hexadecimal, in native byte order, and the
-// fourth is the state; 0A is LISTEN.
+// parseTCP returns the listening addresses in /proc/net/tcp. The second column is the local address in hexadecimal, in
+// native byte order. The fourth column is the state, where 0A means LISTEN.
 func parseTCP(table string) ([]netip.AddrPort, error) {
 	var all []netip.AddrPort
 	for line := range strings.Lines(table) {

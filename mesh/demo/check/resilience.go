@@ -12,7 +12,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
-// envoyKilled kills the Envoy of details, and requests pages until another Envoy serves details.
+// envoyKilled checks that the details service recovers after its Envoy was killed: it kills the Envoy, and requests pages
+// until another Envoy serves details.
 func envoyKilled(ctx context.Context, t *Target) (string, error) {
 	const workload = "details-v1"
 	i, err := t.instance(ctx, workload)
@@ -38,17 +39,17 @@ func envoyKilled(ctx context.Context, t *Target) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%s: Envoy process %d was killed, and process %d serves after %s; all %d pages meanwhile succeeded, %d of them without details",
+	return fmt.Sprintf("%s: Envoy process %d was killed, and process %d served after %s; all %d pages meanwhile succeeded, %d of them without details",
 		workload, i.EnvoyPID, now.EnvoyPID, round(back.Sub(killed)), pages, without), nil
 }
 
-// pagesUntilBack requests pages until they contain details and a new Envoy process serves details. It returns the time
-// of the first page of the last uninterrupted series with details.
+// pagesUntilBack requests pages until they contain details again and a new Envoy process serves details. back is the time
+// since which all pages contain details, pages the number of requests, and without the number of pages without details.
 func (t *Target) pagesUntilBack(ctx context.Context, workload string, oldPID int) (back time.Time, pages, without int, err error) {
 	for {
 		r, err := t.outsideClient().expect(ctx, http.StatusOK, t.Gateway+"/", nil)
 		if err != nil {
-			return back, pages, without, fmt.Errorf("the request of a page failed: %w", err)
+			return back, pages, without, fmt.Errorf("requesting a page failed: %w", err)
 		}
 		pages++
 		if call := r.Answer.Upstream("details"); call == nil || !call.OK() {
@@ -65,14 +66,14 @@ func (t *Target) pagesUntilBack(ctx context.Context, workload string, oldPID int
 			return back, pages, without, nil
 		}
 		if err := pause(ctx, 10*time.Millisecond); err != nil {
-			return back, pages, without, fmt.Errorf("Envoy of %s did not recover (ready: %v, reasons: %v; process %d, before: %d): %w",
+			return back, pages, without, fmt.Errorf("the Envoy of %s did not recover (ready: %v, reasons: %v; process %d, previously %d): %w",
 				workload, i.Ready, i.Reasons, i.EnvoyPID, oldPID, err)
 		}
 	}
 }
 
-// controlPlaneOutage stops the control plane under traffic and starts it again. A file that is changed meanwhile must
-// take effect after that.
+// controlPlaneOutage checks that requests succeed while the control plane is stopped and started again. A file that is
+// changed during the outage must take effect after it.
 func controlPlaneOutage(ctx context.Context, t *Target) (string, error) {
 	page, err := t.clientOf(ctx, "page-v1")
 	if err != nil {
@@ -91,7 +92,7 @@ func controlPlaneOutage(ctx context.Context, t *Target) (string, error) {
 }
 
 func (t *Target) restartControlPlane(ctx context.Context, page *client) (evidence string, err error) {
-	if err := pause(ctx, 200*time.Millisecond); err != nil { // some requests before the outage
+	if err := pause(ctx, 200*time.Millisecond); err != nil { // so that some requests are sent before the outage
 		return "", err
 	}
 	stopped := time.Now()
@@ -128,7 +129,7 @@ func (t *Target) restartControlPlane(ctx context.Context, page *client) (evidenc
 		round(started.Sub(stopped)), round(synced.Sub(started)), round(in.Sub(started))), nil
 }
 
-// waitInSync waits until every proxy has the newest configuration.
+// waitInSync waits until every proxy has acknowledged the newest configuration.
 func (t *Target) waitInSync(ctx context.Context) error {
 	for {
 		status := t.Mesh.Status(ctx)
@@ -148,7 +149,7 @@ func (t *Target) waitInSync(ctx context.Context) error {
 	}
 }
 
-// backgroundLoad sends requests during a check.
+// backgroundLoad sends requests during a check, and counts those that fail.
 type backgroundLoad struct {
 	cancel  context.CancelFunc
 	workers sync.WaitGroup
@@ -171,7 +172,7 @@ func startLoad(ctx context.Context, c *client, url string, h headers) *backgroun
 	for range loadWorkers {
 		l.workers.Go(func() {
 			for pause(ctx, loadPace) == nil {
-				// A started request is completed, so that the end of the load does not count as a failure.
+				// stop does not cancel a started request, which would otherwise count as a failure.
 				r, err := c.get(context.WithoutCancel(ctx), url, h)
 				l.count(r, err)
 			}
@@ -180,7 +181,7 @@ func startLoad(ctx context.Context, c *client, url string, h headers) *backgroun
 	return l
 }
 
-// count also counts a request that Go's client had to resend as failed, because its connection broke.
+// count counts a request. A request also counts as failed if Go's HTTP client had to resend it after its connection broke.
 func (l *backgroundLoad) count(r reply, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

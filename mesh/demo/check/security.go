@@ -18,7 +18,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
-// strictMutualTLS connects to every workload's inbound port in plaintext and with TLS, without a certificate.
+// strictMutualTLS checks that the inbound ports of all workloads refuse plaintext, and TLS without a client certificate.
 func strictMutualTLS(ctx context.Context, t *Target) (string, error) {
 	ports := 0
 	var plain, bare string
@@ -42,8 +42,8 @@ func strictMutualTLS(ctx context.Context, t *Target) (string, error) {
 	return fmt.Sprintf("%d of %d inbound ports refused plaintext (%s) and TLS without a client certificate (%s)", ports, ports, plain, bare), nil
 }
 
-// describeRefusal returns how the connection was refused. It returns an error for a response, a timeout, or a port
-// without a listener.
+// describeRefusal returns how the server refused the connection. It returns an error if the server did not refuse it: it
+// responded, it did not respond in time, or no process listens on the port.
 func describeRefusal(answer string, err error) (string, error) {
 	switch {
 	case err == nil:
@@ -83,8 +83,9 @@ func (t *Target) probeTLS(ctx context.Context, address string) (string, error) {
 	return firstLine(secure)
 }
 
-// firstLine sends an HTTP request and returns the first line of the response. With TLS 1.3, a refused certificate is
-// only reported here. It reads even if the write failed, because the reason may have been received before.
+// firstLine sends an HTTP request and returns the first line of the response. With TLS 1.3, the server reports a missing
+// certificate only after the handshake, so that this function returns the error. It reads even if the write failed, because
+// the server may have sent the reason before.
 func firstLine(conn net.Conn) (string, error) {
 	_ = conn.SetDeadline(time.Now().Add(3 * time.Second))
 	_, writeErr := fmt.Fprint(conn, "GET /healthz HTTP/1.1\r\nHost: reviews\r\nConnection: close\r\n\r\n")
@@ -95,8 +96,7 @@ func firstLine(conn net.Conn) (string, error) {
 	return "", cmp.Or(err, writeErr)
 }
 
-// callersIdentity compares the identities that the services observed with the real callers, and tries a forged
-// identity.
+// callersIdentity checks that the services identify their callers correctly, and that a client cannot forge its identity.
 func callersIdentity(ctx context.Context, t *Target) (string, error) {
 	r, err := t.outsideClient().expect(ctx, http.StatusOK, t.Gateway+"/", headers{"x-user": "ada"})
 	if err != nil {
@@ -139,7 +139,7 @@ func checkForgedIdentity(ctx context.Context, t *Target, domain string) error {
 	return nil
 }
 
-// authorizationPolicy sends requests from two callers to the same two services.
+// authorizationPolicy checks that page may call reviews, and that crawler may call details but not reviews.
 func authorizationPolicy(ctx context.Context, t *Target) (string, error) {
 	var evidence []string
 	for _, try := range []struct {

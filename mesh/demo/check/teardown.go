@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// checkTeardown stops the mesh, and checks that its processes, listeners and files no longer exist.
+// checkTeardown stops the mesh, and checks that none of its processes, listeners and files remain.
 func checkTeardown(ctx context.Context, t *Target) (string, error) {
 	had, err := t.footprint(ctx)
 	if err != nil {
@@ -23,7 +23,7 @@ func checkTeardown(ctx context.Context, t *Target) (string, error) {
 	took := time.Since(start)
 	t.closeClients()
 	if stopErr != nil && errors.Is(stopErr, t.startErr) {
-		stopErr = nil // already reported by the first check
+		stopErr = nil // the check of the start has already reported the error
 	}
 	if err := had.waitRemoved(ctx); err != nil || stopErr != nil {
 		return "", errors.Join(stopErr, err)
@@ -31,7 +31,7 @@ func checkTeardown(ctx context.Context, t *Target) (string, error) {
 	if len(had.processes) == 0 {
 		return "no process was started, and nothing remains", nil
 	}
-	return fmt.Sprintf("after %s, %d processes%s are gone; no listener remains in %s or at the gateway's port, no unix socket, no temporary file",
+	return fmt.Sprintf("after %s, none of the %d processes%s remain, and no listener in %s or at the gateway's port, no unix socket and no temporary file",
 		round(took), len(had.processes), had.countNamespaces(), had.network), nil
 }
 
@@ -57,7 +57,7 @@ func (f *footprint) waitRemoved(ctx context.Context) error {
 	}
 }
 
-// footprint contains the resources of a running mesh on this machine.
+// footprint lists the resources that a running mesh uses on this machine.
 type footprint struct {
 	processes []process
 	network   netip.Prefix
@@ -73,8 +73,8 @@ func (t *Target) footprint(ctx context.Context) (*footprint, error) {
 	if status.RuntimeDir != "" {
 		f.folders = append(f.folders, status.RuntimeDir)
 	}
-	f.network, _ = netip.ParsePrefix(status.Network)                             // invalid when the mesh never claimed one
-	if u, err := url.Parse(t.Gateway); err == nil && len(status.Instances) > 0 { // otherwise another process may use the address
+	f.network, _ = netip.ParsePrefix(status.Network)                             // the zero value if the mesh has no network
+	if u, err := url.Parse(t.Gateway); err == nil && len(status.Instances) > 0 { // without instances, another process may use the address
 		f.gateway, _ = netip.ParseAddrPort(u.Host)
 	}
 	var known []int
@@ -90,7 +90,7 @@ func (t *Target) footprint(ctx context.Context) (*footprint, error) {
 	return f, err
 }
 
-// remaining describes the resources that still exist.
+// remaining returns descriptions of the resources that still exist.
 func (f *footprint) remaining() ([]string, error) {
 	var left []string
 	for _, p := range f.processes {
@@ -127,14 +127,14 @@ func (f *footprint) remaining() ([]string, error) {
 	}
 	for _, folder := range f.folders {
 		if _, err := os.Lstat(folder); err == nil {
-			left = append(left, "the folder "+folder)
+			left = append(left, "the directory "+folder)
 		}
 	}
 	return left, nil
 }
 
-// ownsSocket reports whether a unix socket belongs to this mesh: in one of its directories, or the one that reserves
-// its network.
+// ownsSocket reports whether a unix socket belongs to this mesh. Its sockets are in its directories, except the one that
+// reserves its network.
 func (f *footprint) ownsSocket(socket string) bool {
 	if f.network.IsValid() && socket == "@pilotfish/"+f.network.Addr().String() {
 		return true

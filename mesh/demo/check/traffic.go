@@ -11,10 +11,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo/bookshop"
 )
 
-// reviewsURL is the URL with which the page calls reviews.
+// reviewsURL is the URL at which the page service calls reviews.
 const reviewsURL = "http://reviews:9080/reviews/1"
 
-// shares are the weights of config/reviews.yaml for users without a route of their own.
+// shares are the weights in config/reviews.yaml. They apply to all users except ada, who has a separate route.
 var shares = []share{{"v1", 0.60}, {"v2", 0.30}, {"v3", 0.10}}
 
 type share struct {
@@ -38,12 +38,12 @@ func pageThroughGateway(ctx context.Context, t *Target) (string, error) {
 	}
 	title := r.Answer.Book.Title
 	if browser.Status != http.StatusOK || !strings.Contains(browser.Body, "<h1>"+title+"</h1>") {
-		return "", fmt.Errorf("a browser's request got %s instead of a page about %q", browser, title)
+		return "", fmt.Errorf("a request for HTML received %s instead of a page about %q", browser, title)
 	}
-	return fmt.Sprintf("200 in %s, with responses of %s; as HTML, %d bytes", round(r.Took), strings.Join(names, ", "), len(browser.Body)), nil
+	return fmt.Sprintf("status 200 after %s, with responses of %s; the HTML page has %d bytes", round(r.Took), strings.Join(names, ", "), len(browser.Body)), nil
 }
 
-// pageInstances returns the instances that contributed to a page, or an error that names the missing one.
+// pageInstances returns the names of the instances that contributed to a page. It returns an error if one is missing.
 func pageInstances(page *bookshop.Answer) ([]string, error) {
 	details, reviews := page.Upstream("details"), page.Upstream("reviews")
 	if details == nil || reviews == nil {
@@ -59,7 +59,7 @@ func pageInstances(page *bookshop.Answer) ([]string, error) {
 			return nil, errors.New("reviews did not call ratings, although ada is routed to v2")
 		}
 		if !c.OK() {
-			return nil, fmt.Errorf("the call of %s got status %d: %s", c.URL, c.Status, c.Error)
+			return nil, fmt.Errorf("the call of %s received status %d: %s", c.URL, c.Status, c.Error)
 		}
 		names = append(names, c.Answer.Instance)
 	}
@@ -69,9 +69,9 @@ func pageInstances(page *bookshop.Answer) ([]string, error) {
 	return names, nil
 }
 
-// weights counts the versions in 1,000 answers. A count may differ from its weight by five standard deviations. Correct
-// weights exceed that in fewer than one of 100,000 runs. A weight that is wrong by 15 points or more is practically
-// always detected, and ignored or swapped weights differ by more.
+// weights checks the versions of reviews in 1,000 responses. The count of a version may differ from its expected value by
+// five standard deviations. With correct weights, that fails in fewer than one of 100,000 runs. A weight that is wrong by
+// 15 percentage points or more is practically always detected; ignored or swapped weights are wrong by more.
 func weights(ctx context.Context, t *Target) (string, error) {
 	page, err := t.clientOf(ctx, "page-v1")
 	if err != nil {
@@ -85,7 +85,7 @@ func weights(ctx context.Context, t *Target) (string, error) {
 	return compareShares(tally(replies, version), n, shares)
 }
 
-// compareShares compares counts with the expected shares.
+// compareShares returns the counts with their expected values. It returns an error if a count is out of tolerance.
 func compareShares(counts map[string]int, n int, want []share) (string, error) {
 	var seen []string
 	ok := true
@@ -104,7 +104,7 @@ func compareShares(counts map[string]int, n int, want []share) (string, error) {
 	return evidence, nil
 }
 
-// tolerance returns the expected count of a share, and five standard deviations of it.
+// tolerance returns the expected number of n requests with probability part, and five standard deviations of that number.
 func tolerance(n int, part float64) (expected, within float64) {
 	return float64(n) * part, 5 * math.Sqrt(float64(n)*part*(1-part))
 }
@@ -120,12 +120,12 @@ func routeByHeader(ctx context.Context, t *Target) (string, error) {
 	bob := tally(page.getMany(ctx, n, 8, reviewsURL, headers{"x-user": "bob"}), version)
 	evidence := fmt.Sprintf("x-user: ada → %s; x-user: bob → %s", formatCounts(ada), formatCounts(bob))
 	if ada["v2"] != n || bob["v1"] == 0 || bob["v1"]+bob["v2"]+bob["v3"] != n {
-		return "", fmt.Errorf("the user ada must always get v2, and bob mostly v1: %s", evidence)
+		return "", fmt.Errorf("the user ada must always receive v2, and the user bob must also receive v1: %s", evidence)
 	}
 	return evidence, nil
 }
 
-// formatCounts formats a tally of versions in order.
+// formatCounts formats the counts of versions, ordered by version.
 func formatCounts(counts map[string]int) string {
 	var parts []string
 	for _, v := range sortedKeys(counts) {
