@@ -11,7 +11,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
-	"fmt"
 	"math/big"
 	"net/url"
 	"os"
@@ -24,7 +23,6 @@ import (
 	"google.golang.org/grpc/status"
 	securityv1 "istio.io/api/security/v1alpha1"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
@@ -281,101 +279,4 @@ func requestLongLife(t *testing.T) {
 	if !strings.Contains(p.output.String(), "max-workload-cert-ttl") {
 		t.Error("the log does not report that a life was cut")
 	}
-}
-
-func useDeniedIdentity(t *testing.T) {
-	dir := t.TempDir()
-	list := dir + "/deny.yaml"
-	write := func(text string) {
-		if err := os.WriteFile(list+".new", []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(list+".new", list); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write("")
-	p := startPlane(t, groups, "--deny-list", list)
-	thief, one, two := p.mustCertify(t, "shop", "crawler"), p.mustCertify(t, "shop", "payments"), p.mustCertify(t, "shop", "payments")
-	crawlerToken := p.token(t, "shop", "crawler")
-	open := func(c *caller) interface{ Recv() error } {
-		stream, _, err := sidecar("shop").stream(withToken(t, ""), t, p.dial(t, c.tls), clusterType)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return receiver(func() error { _, err := stream.Recv(); return err })
-	}
-	ofThief, ofOne, ofTwo := open(thief), open(one), open(two)
-	ended := make(chan error, 1)
-	go func() { ended <- ofTwo.Recv() }()
-
-	start := time.Now()
-	write(fmt.Sprintf("accounts: [shop/crawler]\nserials: [%s]\n", one.cert.SerialNumber.Text(16)))
-	for name, stream := range map[string]interface{ Recv() error }{"the denied account": ofThief, "the denied certificate": ofOne} {
-		if err := stream.Recv(); status.Code(err) != codes.PermissionDenied {
-			t.Errorf("the stream of %s ended with %v", name, err)
-		}
-	}
-	// The list is polled four times a second. A busy machine needs longer.
-	if delay := time.Since(start); delay > 10*time.Second {
-		t.Errorf("the streams ended %s after the edit", delay)
-	}
-	p.wantRefused(withToken(t, ""), t, "the certificate of a denied account", thief.tls)
-	p.wantRefused(withToken(t, crawlerToken), t, "the token of a denied account")
-	p.wantRefused(withToken(t, crawlerToken), t, "both", thief.tls)
-	p.wantRefused(withToken(t, ""), t, "a denied certificate", one.tls)
-	if _, err := certify(withToken(t, ""), t, p.dial(t, two.tls), 0); err != nil {
-		t.Errorf("another certificate of the account is refused: %v", err)
-	}
-	testenv.Eventually(t, "the revocation list has the denied serial", func() error {
-		text, err := os.ReadFile(p.path("state/ca-crl.pem"))
-		if err != nil {
-			return err
-		}
-		block, _ := pem.Decode(text)
-		crl, err := x509.ParseRevocationList(block.Bytes)
-		if err == nil && (len(crl.RevokedCertificateEntries) != 1 || crl.RevokedCertificateEntries[0].SerialNumber.Cmp(one.cert.SerialNumber) != 0) {
-			err = fmt.Errorf("it has %v", crl.RevokedCertificateEntries)
-		}
-		return err
-	})
-	select {
-	case err := <-ended:
-		t.Errorf("the stream of another certificate ended: %v", err)
-	default:
-	}
-	p.mustCertify(t, "shop", "payments")
-}
-
-// receiver is the receiving half of a stream.
-type receiver func() error
-
-func (r receiver) Recv() error { return r() }
-
-func outliveDenyList(t *testing.T) {
-	list := t.TempDir() + "/deny.yaml"
-	write := func(text string) {
-		if err := os.WriteFile(list, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write("accounts: [shop/crawler]\n")
-	p := startPlane(t, groups, "--deny-list", list)
-	denied := p.token(t, "shop", "crawler")
-	for _, broken := range []string{"accounts: shop/crawler\n", "acounts: []\n", "accounts: [crawler]\n", "serials: [xyz]\n", "{"} {
-		before := strings.Count(p.output.String(), "the deny list is invalid")
-		write(broken)
-		testenv.Eventually(t, "the error is logged", func() error {
-			if strings.Count(p.output.String(), "the deny list is invalid") <= before {
-				return fmt.Errorf("no message about %q", broken)
-			}
-			return nil
-		})
-		p.wantRefused(withToken(t, denied), t, fmt.Sprintf("with the list %q", broken))
-	}
-	if err := os.Remove(list); err != nil {
-		t.Fatal(err)
-	}
-	p.wantRefused(withToken(t, denied), t, "without the list")
-	p.mustCertify(t, "shop", "payments")
 }
