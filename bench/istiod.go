@@ -68,14 +68,13 @@ func columnOf(turns [][]planeCost, i int, field func(planeCost) float64) (out []
 // istiodPlane returns the command for Istio's control plane with the files of the mesh. It needs a Kubernetes API to
 // start, which here contains no objects.
 func (b *bench) istiodPlane(ctx context.Context, dir string, mesh *planeMesh) (planeProgram, error) {
-	api, err := serveEmptyKubernetes(ctx)
+	api := &emptyKubernetes{made: map[string]json.RawMessage{}}
+	address, err := api.serve(ctx)
 	if err != nil {
 		return planeProgram{}, err
 	}
-	config := filepath.Join(dir, "kubeconfig")
-	if err := os.WriteFile(config, fmt.Appendf(nil, `{apiVersion: v1, kind: Config, current-context: empty,
-  clusters: [{name: empty, cluster: {server: "http://%s"}}], users: [{name: empty, user: {}}],
-  contexts: [{name: empty, context: {cluster: empty, user: empty}}]}`, api), 0o600); err != nil {
+	config, err := writeKubeconfig(dir, address)
+	if err != nil {
 		return planeProgram{}, err
 	}
 	grpc, web, err := freePorts()
@@ -91,14 +90,22 @@ func (b *bench) istiodPlane(ctx context.Context, dir string, mesh *planeMesh) (p
 	return planeProgram{cmd, "127.0.0.1:" + grpc, "http://127.0.0.1:" + web + "/ready"}, nil
 }
 
-// serveEmptyKubernetes serves the parts of the Kubernetes API that istiod needs to start: empty lists, watches without
-// events, and the creation of objects.
-func serveEmptyKubernetes(ctx context.Context) (address string, err error) {
+// writeKubeconfig writes a kubeconfig for the API at an address, and returns its path.
+func writeKubeconfig(dir, address string) (path string, err error) {
+	path = filepath.Join(dir, "kubeconfig")
+	return path, os.WriteFile(path, fmt.Appendf(nil, `{apiVersion: v1, kind: Config, current-context: empty,
+  clusters: [{name: empty, cluster: {server: "http://%s"}}], users: [{name: empty, user: {}}],
+  contexts: [{name: empty, context: {cluster: empty, user: empty}}]}`, address), 0o600)
+}
+
+// serve serves the parts of the Kubernetes API that istiod needs to start: empty lists, watches without events, the
+// creation of objects and the review of tokens, until the context ends.
+func (k *emptyKubernetes) serve(ctx context.Context) (address string, err error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", err
 	}
-	server := &http.Server{Handler: &emptyKubernetes{made: map[string]json.RawMessage{}}, ReadHeaderTimeout: 10 * time.Second}
+	server := &http.Server{Handler: k, ReadHeaderTimeout: 10 * time.Second}
 	go func() { _ = server.Serve(listener) }() // until it is closed
 	context.AfterFunc(ctx, func() { _ = server.Close() })
 	return listener.Addr().String(), nil
@@ -120,6 +127,9 @@ func (k *emptyKubernetes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.URL.Path == "/version":
 		answer(http.StatusOK, `{"major": "1", "minor": "34", "gitVersion": "v1.34.0"}`)
+	case strings.HasSuffix(r.URL.Path, "/tokenreviews"):
+		answer(http.StatusCreated, `{"kind": "TokenReview", "apiVersion": "authentication.k8s.io/v1", "status": {"authenticated": true, "audiences": ["istio-ca"],
+			"user": {"username": "system:serviceaccount:default:default", "groups": ["system:serviceaccounts", "system:serviceaccounts:default"]}}}`)
 	case r.Method == http.MethodPost || r.Method == http.MethodPut:
 		k.make(r, answer)
 	case r.Method != http.MethodGet:

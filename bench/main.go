@@ -33,6 +33,7 @@ type bench struct {
 	services, proxies string // numbers of services and clients for the control plane
 	slow, refusing    int    // additional clients that read almost nothing, and that NACK everything
 	istiod            string // path of Istio's control plane
+	key               string // key type of certificates; "" is RSA
 	turns             int    // number of alternating measurements with istiod
 	edits             string // measured kinds of changes; empty: all
 }
@@ -47,14 +48,15 @@ func main() {
 func run() error {
 	b := &bench{}
 	version := flag.String("envoy-version", "", "version of the Envoy in the cache to use")
-	only := flag.String("only", "startup,rest,end,probe,scrape,certificate,path,relay", "what to measure: startup, rest, end, probe, scrape, certificate, exchange, path, metrics, relay, relay-edits, controlplane, beside (needs -istiod), scope, cni and capture and redirect (as root), dns (needs unbound and dnsperf)")
+	only := flag.String("only", "startup,rest,end,probe,scrape,certificate,path,relay", "what to measure: startup, rest, end, probe, scrape, certificate, exchange, path, metrics, relay, relay-edits, controlplane, beside and agents (need -istiod; agents also root), scope, cni and capture and redirect (as root), dns (needs unbound and dnsperf)")
 	flag.StringVar(&b.services, "services", "1000", "how many services the control plane has, one mesh after the other")
 	flag.StringVar(&b.proxies, "proxies", "100,400,1000", "how many proxies the control plane has, one fleet after the other")
 	flag.IntVar(&b.slow, "slow", 0, "number of additional control plane clients that read almost nothing")
 	flag.IntVar(&b.refusing, "refusing", 0, "number of additional control plane clients that NACK everything")
 	flag.StringVar(&b.edits, "edits", "", "which changes the control plane is measured with, such as \"endpoint,service added\"; none is all")
 	flag.StringVar(&b.istiod, "istiod", "", "path of Istio's pilot-discovery, to compare the control planes")
-	flag.IntVar(&b.turns, "turns", 3, "number of alternating measurements of two control planes")
+	flag.StringVar(&b.key, "key", "ECDSA", "key type of the certificates of two compared agents: ECDSA, or empty for RSA")
+	flag.IntVar(&b.turns, "turns", 3, "number of alternating measurements of two control planes or agents")
 	asFleet := flag.Bool("fleet", false, "act as the proxies of a control plane, controlled over standard input")
 	relay := flag.String("relay", "", "be a relay on the way from a control plane: kind,socket,address,roots")
 	serveAt := flag.String("serve", "", "be the application behind the proxies, at this address")
@@ -101,7 +103,7 @@ func run() error {
 	for _, part := range []struct {
 		name    string
 		measure func(context.Context) error
-	}{{"startup", b.startup}, {"rest", b.idle}, {"end", b.shutdown}, {"probe", b.probe}, {"scrape", b.scrape}, {"certificate", b.certificate}, {"exchange", b.exchange}, {"path", b.path}, {"metrics", b.metrics}, {"relay", b.relay}, {"relay-edits", b.relayEdits}, {"controlplane", b.controlPlane}, {"beside", b.compareIstiod}, {"scope", b.scope}, {"dns", b.names}, {"cni", b.cni}, {"capture", b.capture}, {"redirect", b.redirection}} {
+	}{{"startup", b.startup}, {"rest", b.idle}, {"end", b.shutdown}, {"probe", b.probe}, {"scrape", b.scrape}, {"certificate", b.certificate}, {"exchange", b.exchange}, {"path", b.path}, {"metrics", b.metrics}, {"relay", b.relay}, {"relay-edits", b.relayEdits}, {"controlplane", b.controlPlane}, {"beside", b.compareIstiod}, {"agents", b.agents}, {"scope", b.scope}, {"dns", b.names}, {"cni", b.cni}, {"capture", b.capture}, {"redirect", b.redirection}} {
 		if !slices.Contains(parts, part.name) {
 			continue
 		}
