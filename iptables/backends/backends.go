@@ -1,5 +1,5 @@
 // Package backends selects the back end that installs rules in a network namespace: nftables if the kernel supports it,
-// else the host's iptables. It removes our rules from the back end that is not used.
+// else the host's iptables. After it installs rules with one back end, it removes our rules from the other.
 package backends
 
 import (
@@ -22,12 +22,12 @@ type Choice string
 const (
 	Auto           Choice = ""         // nftables, or iptables if the kernel's nftables does not support the rules
 	NFTables       Choice = "nftables" // only nftables
-	IPTables       Choice = "iptables" // of the flavour that is found
+	IPTables       Choice = "iptables" // the host's iptables, of either flavour
 	IPTablesLegacy Choice = "legacy"
 	IPTablesNFT    Choice = "nft"
 )
 
-// ParseChoice parses Istio's settings: the forced binary, and whether native nftables is enabled.
+// ParseChoice parses Istio's settings: the value of --force-iptables-binary, and if --native-nftables is set.
 func ParseChoice(forceBinary string, nativeNFTables bool) (Choice, error) {
 	switch c := Choice(forceBinary); {
 	case c != Auto && c != IPTablesLegacy && c != IPTablesNFT:
@@ -43,28 +43,28 @@ func ParseChoice(forceBinary string, nativeNFTables bool) (Choice, error) {
 
 // Config configures a back end.
 type Config struct {
-	// NetNS is a descriptor of the network namespace, which must stay open as long as the back end is used; 0 or less
-	// selects the calling thread's.
+	// NetNS is a file descriptor of the network namespace. It must remain open while the back end is used. 0 or less selects
+	// the calling thread's namespace.
 	NetNS  int
 	Choice Choice
-	// Logger logs the choice and its reason; nil discards the log.
+	// Logger logs the selection of the back end and its reason; nil discards the log.
 	Logger *slog.Logger
-	// Inject is for tests. It is called before each step of a change; an error makes the step fail.
+	// Inject is for tests. It is called before each step of a change; if it returns an error, the step fails.
 	Inject func(step string) error
 }
 
-// Backend is the selected back end. It also cleans the other one.
+// Backend is an iptables.Backend that uses the selected back end, and removes our rules from the other one.
 type Backend struct {
 	cfg       Config
 	routes    *route.Routes
 	nft       *nft.Backend
-	rulesOnly *nft.Backend // does not touch routing
+	rulesOnly *nft.Backend // does not read or change routing
 	used      iptables.Backend
 }
 
 var _ iptables.Backend = (*Backend)(nil)
 
-// New returns the back end of a namespace. It does not search for programs until they are needed.
+// New returns the back end of a namespace. It searches for iptables programs only when they are needed.
 func New(cfg Config) (*Backend, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -78,7 +78,7 @@ func New(cfg Config) (*Backend, error) {
 	return b, err
 }
 
-// lockedBackend is the back end while the namespace lock is held.
+// lockedBackend is a Backend while the namespace lock is held.
 type lockedBackend struct {
 	*Backend
 	*namespace.Lock
@@ -96,7 +96,7 @@ func (b *Backend) acquire(ctx context.Context) (*lockedBackend, error) {
 	return t, nil
 }
 
-// Name returns the name of the back end that was used last, or of the one that would be tried first.
+// Name returns the name of the back end that was used last. Before the first use, it returns the one that is tried first.
 func (b *Backend) Name() string {
 	switch {
 	case b.used != nil:
@@ -109,9 +109,9 @@ func (b *Backend) Name() string {
 	return "iptables-" + string(b.cfg.Choice)
 }
 
-// Apply installs the rules and removes those of the other back end, which are harmless meanwhile: the first rule that
-// matches captures a packet. The namespace lock is held throughout. Otherwise two processes that apply with different
-// back ends could each remove what the other has just installed.
+// Apply installs the rules, and then removes our rules from the other back end. While both have rules, a packet is captured
+// by the first rule that matches. Apply holds the namespace lock all the time. Without it, two processes that use different
+// back ends could remove each other's new rules.
 func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 	t, err := b.acquire(ctx)
 	if err != nil {
@@ -174,7 +174,7 @@ func (b *lockedBackend) applyIPTables(ctx context.Context, rules *iptables.RuleS
 	return nil
 }
 
-// restoreState restores the previous state of a back end.
+// restoreState reinstalls the rules that a back end had before.
 func restoreState(ctx context.Context, b iptables.Backend, before *iptables.Installed) error {
 	if before.Rules == nil {
 		return b.Clean(ctx)
@@ -192,7 +192,7 @@ func flavourOf(c Choice) xtables.Flavour {
 	return ""
 }
 
-// Read returns the installed rules, of either back end.
+// Read returns the installed rules, whichever back end installed them.
 func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 	t, err := b.acquire(ctx)
 	if err != nil {
@@ -205,7 +205,7 @@ func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 	}
 	hasIPTables := t.hasIPTables
 	if in != nil && in.Rules != nil {
-		hasIPTables = t.hasReadableIPTables // our rules were found already
+		hasIPTables = t.hasReadableIPTables // our rules were already found in nftables
 	}
 	there, err := hasIPTables(ctx)
 	if err != nil {
@@ -226,16 +226,15 @@ func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 	case err != nil:
 		return nil, err
 	case in != nil && in.Rules != nil && holdsChains(other):
-		in.Strange = append(in.Strange, "pilotfish's rules are installed in both iptables and nftables: apply again to remove one of them")
+		in.Strange = append(in.Strange, "pilotfish's rules are installed in both iptables and nftables: apply the rules again to remove those of one back end")
 	case in == nil || in.Rules == nil:
 		b.used, in = x, other
 	}
 	return in, nil
 }
 
-// Foreign returns the chains of other programs in nftables and in legacy iptables. An implementation that the kernel
-// lacks has none. If legacy tables exist and no installed program can read them, it returns the chains of nftables with
-// xtables.ErrNoLegacySave.
+// Foreign returns the chains of other programs in nftables and iptables-legacy. If tables of iptables-legacy exist and no
+// installed program can read them, it returns the chains of nftables and xtables.ErrNoLegacySave.
 func (b *Backend) Foreign(ctx context.Context) ([]iptables.ForeignChain, error) {
 	all, err := b.nft.Foreign(ctx)
 	if err != nil && !errors.Is(err, nft.ErrUnsupported) {
@@ -247,14 +246,14 @@ func (b *Backend) Foreign(ctx context.Context) ([]iptables.ForeignChain, error) 
 
 func holdsChains(in *iptables.Installed) bool { return in.Rules != nil && len(in.Rules.Chains) > 0 }
 
-// Clean removes our rules of both back ends, and our routing.
+// Clean removes our rules from both back ends, and our routing.
 func (b *Backend) Clean(ctx context.Context) error {
 	t, err := b.acquire(ctx)
 	if err != nil {
 		return err
 	}
 	defer t.Release()
-	there, err := t.hasReadableIPTables(ctx) // queried first, because the kernel's reply is delayed after a removal
+	there, err := t.hasReadableIPTables(ctx) // query first: after a removal, the kernel's reply is delayed
 	if err != nil {
 		return err
 	}
@@ -271,8 +270,8 @@ func (b *Backend) Clean(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Heal removes routing without rules, which an Apply leaves behind if it is killed at that point. Installed rules and
-// their routing remain.
+// Heal removes our routing if none of our rules is installed. A process that is killed during Apply can leave such routing
+// behind.
 func (b *Backend) Heal(ctx context.Context) error {
 	t, err := b.acquire(ctx)
 	if err != nil {
@@ -290,16 +289,16 @@ func (b *Backend) Heal(ctx context.Context) error {
 	return err
 }
 
-// iptables finds the programs.
+// iptables returns the iptables back end. It fails if no iptables programs are installed.
 func (b *lockedBackend) iptables(ctx context.Context, flavour xtables.Flavour, rulesOnly bool) (*xtables.Backend, error) {
 	return xtables.New(ctx, xtables.Config{NetNS: b.cfg.NetNS, Flavour: flavour, RulesOnly: rulesOnly, Lock: b.Lock, Logger: b.cfg.Logger, Inject: b.cfg.Inject})
 }
 
-// ownPrefixes lists the prefixes of our chains' names.
+// ownPrefixes lists the prefixes of the names of our chains in iptables.
 var ownPrefixes = []string{"ISTIO_", "PILOTFISH_"}
 
-// hasIPTables reports whether iptables may hold our rules, in either flavour. It returns xtables.ErrNoLegacySave if
-// legacy tables exist and no installed program can read them.
+// hasIPTables reports whether iptables has chains with our names, in either flavour. It returns xtables.ErrNoLegacySave if
+// tables of iptables-legacy exist and no installed program can read them.
 func (b *lockedBackend) hasIPTables(ctx context.Context) (bool, error) {
 	chains, err := b.nft.ChainsOfIPTables(ctx, ownPrefixes...)
 	if err == nil && len(chains) > 0 {
@@ -311,12 +310,12 @@ func (b *lockedBackend) hasIPTables(ctx context.Context) (bool, error) {
 	return xtables.HasLegacyChains(ctx, b.cfg.NetNS)
 }
 
-// hasReadableIPTables is like hasIPTables, but ignores legacy tables that no installed program can read, with a warning.
-// They usually belong to other programs, and must not prevent a change of the rules in nftables.
+// hasReadableIPTables is like hasIPTables, but only logs a warning if no installed program can read the legacy tables. These
+// usually belong to other programs, and must not prevent a change of the nftables rules.
 func (b *lockedBackend) hasReadableIPTables(ctx context.Context) (bool, error) {
 	found, err := b.hasIPTables(ctx)
 	if errors.Is(err, xtables.ErrNoLegacySave) {
-		b.cfg.Logger.Warn("tables of iptables-legacy were not checked for earlier redirection rules", "error", err)
+		b.cfg.Logger.Warn("the tables of iptables-legacy cannot be checked for earlier redirection rules", "error", err)
 		return false, nil
 	}
 	return found, err

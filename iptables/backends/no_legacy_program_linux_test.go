@@ -50,7 +50,7 @@ func TestMissingLegacyProgramIsReported(t *testing.T) {
 	if err := b.Clean(t.Context()); err != nil {
 		t.Errorf("Clean: %v", err)
 	}
-	if !strings.Contains(log.String(), "were not checked for earlier redirection rules") {
+	if !strings.Contains(log.String(), "cannot be checked for earlier redirection rules") {
 		t.Errorf("the log has no warning: %s", log)
 	}
 }

@@ -14,18 +14,18 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/conntrack"
 )
 
-// change is the change of one table of one tool from one state to another.
+// change is the change of our part of one table, by one tool.
 type change struct {
 	tool     tool
 	table    iptables.Table
 	from, to ownRules
-	made     bool // the table does not exist yet
+	made     bool // the change creates the table
 }
 
-// Apply replaces the installed rules. If more than one table changes, new connections are blocked meanwhile.
+// Apply replaces the installed rules. If more than one table changes, it blocks new connections during the change.
 func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 	if rules == nil {
-		return errors.New("there is no rule set to apply; use Clean to remove the installed rules")
+		return errors.New("no rule set to apply; use Clean to remove the installed rules")
 	}
 	return b.replace(ctx, iptables.Canonical(rules))
 }
@@ -50,10 +50,10 @@ func (b *Backend) replace(ctx context.Context, rules *iptables.RuleSet) error {
 	return b.liftLeftoverGuards(ctx, before)
 }
 
-// replaceOver adds required routing before the rules that use it, and removes obsolete routing after them. Between the
-// changes of two tables, connections could be misdirected. New connections are therefore blocked if more than one table
-// changes, including tables of the other family. If the process is killed, no pod is left partly captured, not even at
-// the first apply.
+// replaceOver changes the installed state from before to the rule set. It adds required routing before the rules that use
+// it, and removes obsolete routing after them. If more than one table changes, of both families together, it blocks new
+// connections with guards: a connection between two changes could be misdirected. If the process is killed, the guards
+// remain, so that a pod is never partly captured.
 func (b *Backend) replaceOver(ctx context.Context, before tableView, rules *iptables.RuleSet, undone *rollback) error {
 	plans, err := b.plan(before, rules)
 	if err != nil {
@@ -88,7 +88,7 @@ func (b *Backend) replaceOver(ctx context.Context, before tableView, rules *ipta
 type plan struct {
 	family iptables.Families
 	texts  []tableText
-	tools  []tool // that can install the texts, best first; none if there are no texts
+	tools  []tool // tools that may install the texts, in the order in which they are tried; empty if texts is
 }
 
 // firstTool returns the tool that is tried first, or nil if there is nothing to install.
@@ -109,7 +109,7 @@ func (b *Backend) plan(before tableView, rules *iptables.RuleSet) ([]plan, error
 		}
 		if len(p.texts) > 0 {
 			if p.tools = b.sortTools(before, family); len(p.tools) == 0 {
-				return nil, fmt.Errorf("the rules also apply to %s, for which no program is installed: install the package iptables, or use nftables", program(family))
+				return nil, fmt.Errorf("the rules need %s, which is not installed: install the package iptables, or use nftables", program(family))
 			}
 		}
 		plans = append(plans, p)
@@ -117,7 +117,7 @@ func (b *Backend) plan(before tableView, rules *iptables.RuleSet) ([]plan, error
 	return plans, nil
 }
 
-// guardAll blocks new connections of each changing family if more than one table changes in total.
+// guardAll blocks new connections of each family that changes, if more than one table changes in total.
 func (b *Backend) guardAll(ctx context.Context, before tableView, plans []plan, undone *rollback) error {
 	var by []tool
 	count := 0
@@ -139,15 +139,15 @@ func (b *Backend) guardAll(ctx context.Context, before tableView, plans []plan, 
 	return nil
 }
 
-// guardTools returns the tools that can block a family's new connections: first the one that makes changes, then the
+// guardTools returns the tools that can block a family's new connections: first best, which makes the changes, then the
 // others.
 func (b *Backend) guardTools(best tool) []tool {
 	others := slices.DeleteFunc(b.toolsOf(best.family), func(t tool) bool { return t == best })
 	return append([]tool{best}, others...)
 }
 
-// applyFamily tries one flavour after the other, because the kernel may lack features that the rules need in one of
-// them.
+// applyFamily makes the changes of one family. It tries one flavour after the other, because the kernel may support the
+// rules in only one of them.
 func (b *Backend) applyFamily(ctx context.Context, before tableView, p plan, undone *rollback) error {
 	if len(p.tools) == 0 {
 		return b.execute(ctx, b.changes(before, p.family, nil, nil), undone)
@@ -158,7 +158,7 @@ func (b *Backend) applyFamily(ctx context.Context, before tableView, p plan, und
 		err := b.execute(ctx, b.changes(before, p.family, &p.tools[i], p.texts), own)
 		if err == nil {
 			undone.done = append(undone.done, own.done...)
-			b.cfg.Logger.Debug("rules are in force", "by", p.tools[i].String())
+			b.cfg.Logger.Debug("redirection rules installed", "by", p.tools[i].String())
 			return nil
 		}
 		if undoErr := own.run(ctx); undoErr != nil {
@@ -168,12 +168,12 @@ func (b *Backend) applyFamily(ctx context.Context, before tableView, p plan, und
 			return err
 		}
 		refused = append(refused, err)
-		b.cfg.Logger.Info("the kernel refuses the rules of this flavour", "by", p.tools[i].String(), "error", err)
+		b.cfg.Logger.Info("the kernel rejected the redirection rules of this iptables flavour", "by", p.tools[i].String(), "error", err)
 	}
 	return errors.Join(refused...)
 }
 
-// changes lists the changes for a family: additions by the chosen tool first, then removals.
+// changes lists the changes for a family: first those of the chosen tool, then removals by other tools.
 func (b *Backend) changes(before tableView, family iptables.Families, chosen *tool, texts []tableText) []change {
 	var first, rest []change
 	for _, t := range b.tools {
@@ -198,7 +198,8 @@ func (b *Backend) changes(before tableView, family iptables.Families, chosen *to
 	return append(first, rest...)
 }
 
-// wantedState returns the wanted state of a table of the chosen tool. The record that we created the table is preserved.
+// wantedState returns the wanted state of our part of a table of the chosen tool. made reports that the table does not exist
+// and must be created.
 func wantedState(texts []tableText, table iptables.Table, was *saved, t tool) (to ownRules, made bool) {
 	for i := range texts {
 		if texts[i].table == table {
@@ -209,8 +210,8 @@ func wantedState(texts []tableText, table iptables.Table, was *saved, t tool) (t
 	return ownRules{}, false
 }
 
-// isEquivalent reports whether the kernel holds the wanted rules. It compares decoded rules, because the kernel prints
-// them in its own form.
+// isEquivalent reports whether two states have equivalent rules. It compares decoded rules, because the kernel does not
+// print rules as they were written.
 func isEquivalent(from, to ownRules, family iptables.Families) bool {
 	if len(from.jumps) != len(to.jumps) || len(from.chains) != len(to.chains) {
 		return false
@@ -252,7 +253,7 @@ func areEquivalentRules(got, want []string) bool {
 	return true
 }
 
-// execute makes the changes; consecutive changes of one tool share one run of the program.
+// execute makes the changes. Consecutive changes of one tool are made by one run of the program.
 func (b *Backend) execute(ctx context.Context, changes []change, undone *rollback) error {
 	for len(changes) > 0 {
 		n := slices.IndexFunc(changes, func(c change) bool { return c.tool != changes[0].tool })
@@ -267,7 +268,8 @@ func (b *Backend) execute(ctx context.Context, changes []change, undone *rollbac
 	return nil
 }
 
-// executeBatch makes the changes of one tool. The program commits table by table, so a failed run may have changed some.
+// executeBatch makes the changes of one tool. The program commits each table separately, so a failed run may have changed
+// some tables. Therefore all changes are recorded in undone before the run.
 func (b *Backend) executeBatch(ctx context.Context, changes []change, undone *rollback) error {
 	var names []string
 	var all strings.Builder
@@ -294,7 +296,8 @@ func (b *Backend) executeBatch(ctx context.Context, changes []change, undone *ro
 // failedLine matches the line number in errors of iptables-restore: "Error occurred at line: 12", "line 12 failed".
 var failedLine = regexp.MustCompile(`\bline:? (\d+)`)
 
-// failedTables returns the table in which a program failed, or all tables of its input if the error names no line.
+// failedTables returns the name of the table in which a program failed. If the error does not name a line, it returns the
+// names of all tables.
 func failedTables(complaint error, text string, tables []string) string {
 	if found := failedLine.FindStringSubmatch(complaint.Error()); found != nil {
 		lines := strings.Split(text, "\n")

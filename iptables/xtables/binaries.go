@@ -14,7 +14,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Flavour is the kernel's implementation that a binary uses. The two implementations do not see each other's rules.
+// Flavour is the kernel interface that an iptables binary uses: nftables or legacy. A binary of one flavour does not list or
+// change rules of the other.
 type Flavour string
 
 // The flavours.
@@ -23,13 +24,13 @@ const (
 	Legacy Flavour = "legacy"
 )
 
-// tool is the set of binaries of one family and flavour.
+// tool is the set of iptables binaries of one family and flavour.
 type tool struct {
 	family  iptables.Families
 	flavour Flavour
 	save    string
 	restore string
-	waits   bool // restore supports --wait
+	waits   bool // the restore program supports --wait
 }
 
 func (t tool) String() string { return fmt.Sprintf("%s-%s", program(t.family), t.flavour) }
@@ -41,7 +42,8 @@ func program(family iptables.Families) string {
 	return "iptables"
 }
 
-// standardFolders are searched after $PATH, because container runtimes may start plugins without the sbin directories.
+// standardFolders are searched after $PATH, because container runtimes may start CNI plugins without the sbin directories in
+// $PATH.
 var standardFolders = []string{"/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"}
 
 func lookUp(name string) (string, error) {
@@ -57,8 +59,8 @@ func lookUp(name string) (string, error) {
 	return "", err
 }
 
-// findTools searches for the binaries of a family, at most one set per flavour. The error names the binaries that exist
-// but do not run.
+// findTools searches for the binaries of a family. It returns at most one tool per flavour. The error names the binaries that
+// exist but do not work.
 func findTools(ctx context.Context, family iptables.Families) ([]tool, error) {
 	var tools []tool
 	var errs []error
@@ -92,21 +94,21 @@ func examine(ctx context.Context, family iptables.Families, path string) (tool, 
 	}
 	known, err := goiptables.New(goiptables.IPFamily(protocol), goiptables.Path(path))
 	if err != nil {
-		return t, fmt.Errorf("%s does not run: %w", path, err)
+		return t, fmt.Errorf("%s does not work: %w", path, err)
 	}
 	major, minor, patch := known.GetIptablesVersion()
 	t.waits = slices.Compare([]int{major, minor, patch}, []int{1, 6, 2}) >= 0
 	t.flavour = flavourOf(path, said)
 	for _, needed := range []string{t.save, t.restore} {
 		if _, err := exec.LookPath(needed); err != nil {
-			return t, fmt.Errorf("%s is installed without %s: %w", path, filepath.Base(needed), err)
+			return t, fmt.Errorf("%s exists, but %s does not: %w", path, filepath.Base(needed), err)
 		}
 	}
 	return t, nil
 }
 
-// version returns the version output of the binary. It runs the binary with a timeout before go-iptables does so
-// without one.
+// version returns the output of the binary's --version. It uses a timeout, which go-iptables does not, and therefore runs
+// before it.
 func version(ctx context.Context, path string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, versionLimit)
 	defer cancel()
@@ -115,15 +117,15 @@ func version(ctx context.Context, path string) (string, error) {
 	out, err := cmd.Output()
 	switch {
 	case ctx.Err() != nil:
-		return "", fmt.Errorf("%s --version did not end: %w", path, ctx.Err())
+		return "", fmt.Errorf("%s --version did not exit in time: %w", path, ctx.Err())
 	case err != nil:
 		return "", fmt.Errorf("%s --version: %w", path, err)
 	}
 	return string(out), nil
 }
 
-// flavourOf derives the flavour from the path or the version output. Binaries older than 1.8 are legacy and print no
-// flavour.
+// flavourOf derives the flavour from the path or the version output. Binaries before version 1.8 are legacy, and do not print
+// a flavour.
 func flavourOf(path, said string) Flavour {
 	for _, f := range []Flavour{NFT, Legacy} {
 		if strings.HasSuffix(path, "-"+string(f)) {

@@ -11,10 +11,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// errNotInModel is the error for a rule that the model cannot express.
+// errNotInModel is the error for an installed rule that iptables.Rule cannot express.
 var errNotInModel = errors.New("the rule model cannot express it")
 
-// decodeRule decodes one line of iptables-save. It returns errNotInModel for rules that renderRule never writes.
+// decodeRule decodes a rule of iptables-save's output, without "-A chain". It returns errNotInModel for rules that renderRule
+// never writes.
 func decodeRule(line string) (iptables.Rule, error) {
 	words, err := split(line)
 	if err != nil {
@@ -27,7 +28,7 @@ func decodeRule(line string) (iptables.Rule, error) {
 		}
 	}
 	if d.rule.Verdict.Action == "" {
-		return iptables.Rule{}, fmt.Errorf("%q: %w: it has no target", line, errNotInModel)
+		return iptables.Rule{}, fmt.Errorf("%q: %w: the rule has no target", line, errNotInModel)
 	}
 	return d.rule, nil
 }
@@ -35,11 +36,11 @@ func decodeRule(line string) (iptables.Rule, error) {
 type decoder struct {
 	words   []string
 	rule    iptables.Rule
-	module  string // of the last -m
+	module  string // match extension of the last -m option
 	negated bool
 }
 
-// next removes and returns the next word; "" at the end.
+// next removes and returns the next word; "" if there is none.
 func (d *decoder) next() string {
 	if len(d.words) == 0 {
 		return ""
@@ -107,7 +108,7 @@ func (d *decoder) word(to *string) error {
 	return nil
 }
 
-// setNegation merges the negation of one condition that is spread over several options; it fails if they differ.
+// setNegation records the negation of an option. If several options form one condition, it fails if only some are negated.
 func (d *decoder) setNegation(already bool, negated *bool) error {
 	switch {
 	case negated == nil && d.negated, already && negated != nil && (*negated != d.negated || !d.negated):
@@ -151,7 +152,7 @@ func (d *decoder) span(to *[]netip.Prefix, negated *bool) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%w: %s-%s is no prefix", errNotInModel, first, end)
+	return fmt.Errorf("%w: the range %s-%s is not a prefix", errNotInModel, first, end)
 }
 
 func (d *decoder) outInterface() error {
@@ -218,7 +219,7 @@ func parseMark(word string) (*iptables.Mark, error) {
 	return &m, nil
 }
 
-// matchModule records the module to which the following options belong.
+// matchModule decodes -m: it records the match extension to which the following options belong.
 func (d *decoder) matchModule() error {
 	d.module = d.next()
 	return nil
@@ -257,6 +258,6 @@ func (d *decoder) states() error {
 			return fmt.Errorf("%w: state %s", errNotInModel, word)
 		}
 	}
-	slices.Sort(d.rule.Match.States) // the kernel prints them in its own order
+	slices.Sort(d.rule.Match.States) // iptables-save prints them in a fixed order
 	return nil
 }

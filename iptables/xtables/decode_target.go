@@ -7,7 +7,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// target decodes the words after -j, to the end of the rule.
+// target decodes the target after -j, and its options.
 func (d *decoder) target() error {
 	name := d.next()
 	v := &d.rule.Verdict
@@ -20,7 +20,7 @@ func (d *decoder) target() error {
 		v.Action, v.Mark.Mask = iptables.TransparentProxy, ^uint32(0)
 	case "MARK":
 		v.Action = iptables.SetMark
-	case "CONNMARK": // an option selects the operation
+	case "CONNMARK": // the action depends on the target's options
 	case "CT":
 		v.Action = iptables.Zone
 	default:

@@ -8,14 +8,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// dropTable removes a table that was created for our rules, unless another program has added something to it. iptables
-// leaves the empty table behind, and has no command to remove it. Failures are ignored.
+// dropTable removes a table that we created, unless another program has added chains or rules to it. It uses nftables,
+// because iptables cannot remove a table. It only logs failures.
 func (b *Backend) dropTable(t tool, table iptables.Table, ours ownRules) {
 	if t.flavour != NFT || !madeFor(ours) {
 		return
 	}
 	if err := b.dropEmpty(t.family, string(table)); err != nil {
-		b.cfg.Logger.Debug("an empty table remains", "table", table, "of", t.String(), "error", err)
+		b.cfg.Logger.Debug("the table was not removed", "table", table, "of", t.String(), "error", err)
 	}
 }
 
@@ -29,8 +29,8 @@ func (b *Backend) dropEmpty(family iptables.Families, name string) error {
 		if err != nil {
 			return err
 		}
-		// The kernel blocks close until removed rules are unused on every processor, which takes 10 ms and more.
-		// Meanwhile, new connections of the other family may wait for this process.
+		// Close the connection in the background: the kernel blocks close for 10 ms and more, until no processor uses the
+		// removed rules. During that time, new connections of the other family could be blocked by a guard.
 		defer func() { go func() { _ = c.CloseLasting() }() }()
 		table := &nftables.Table{Name: name, Family: kind}
 		chains, err := c.ListChainsOfTableFamily(kind)
@@ -42,14 +42,14 @@ func (b *Backend) dropEmpty(family iptables.Families, name string) error {
 				continue
 			}
 			if chain.Hooknum == nil || chain.Policy != nil && *chain.Policy != nftables.ChainPolicyAccept {
-				return fmt.Errorf("another program uses its chain %s", chain.Name)
+				return fmt.Errorf("another program uses the chain %s", chain.Name)
 			}
 			rules, err := c.GetRules(table, chain)
 			if err != nil {
 				return err
 			}
 			if len(rules) > 0 {
-				return fmt.Errorf("its chain %s has rules", chain.Name)
+				return fmt.Errorf("the chain %s has rules", chain.Name)
 			}
 		}
 		c.DelTable(table)

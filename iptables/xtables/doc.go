@@ -1,5 +1,4 @@
-// Package xtables installs rule sets with the host's iptables and ip6tables, of either flavour. One iptables-restore
-// run changes the tables of a family; if one of them fails, all changes are rolled back. go-iptables finds the binaries
-// and detects their versions. Rules are read with iptables-save, which takes no lock, creates no table, and prints a
-// consistent snapshot of each table.
+// Package xtables installs rule sets with the host's iptables and ip6tables, of either flavour (nft or legacy). One run of
+// iptables-restore changes the tables of a family. If a table cannot be changed, all changes are rolled back. Rules are read
+// with iptables-save, which prints a consistent snapshot of each table. go-iptables detects the versions of the binaries.
 package xtables

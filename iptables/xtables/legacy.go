@@ -13,11 +13,11 @@ import (
 )
 
 // ErrNoLegacySave is returned for a namespace with tables of iptables-legacy if no installed program can read them.
-var ErrNoLegacySave = errors.New("the namespace has tables of iptables-legacy, and no program is installed that reads them")
+var ErrNoLegacySave = errors.New("the network namespace has tables of iptables-legacy, but no installed program can read them")
 
-// HasLegacyChains reports whether iptables-legacy has chains of ours in the namespace: those that this project names,
-// including Istio's. netns is a file descriptor; 0 or less selects the namespace of the calling thread. It runs
-// iptables-legacy-save only if the namespace has legacy tables, and returns ErrNoLegacySave if the program is missing.
+// HasLegacyChains reports whether iptables-legacy has chains with our names or Istio's in the namespace. netns is a file
+// descriptor; 0 or less selects the namespace of the calling thread. It runs iptables-legacy-save only if the namespace has
+// legacy tables, and returns ErrNoLegacySave if that program is missing.
 func HasLegacyChains(ctx context.Context, netns int) (bool, error) {
 	tables, err := readLegacyTables(ctx, netns)
 	return slices.ContainsFunc(tables, func(t legacyTable) bool {
@@ -25,8 +25,8 @@ func HasLegacyChains(ctx context.Context, netns int) (bool, error) {
 	}), err
 }
 
-// ForeignLegacyChains returns the built-in chains of iptables-legacy in which other programs have rules or a policy
-// that drops. Parameters and errors are those of HasLegacyChains.
+// ForeignLegacyChains returns the built-in chains of iptables-legacy that have rules of other programs, or the policy DROP.
+// Parameters and errors are those of HasLegacyChains.
 func ForeignLegacyChains(ctx context.Context, netns int) (all []iptables.ForeignChain, err error) {
 	tables, err := readLegacyTables(ctx, netns)
 	for _, t := range tables {
@@ -62,7 +62,7 @@ func readLegacyTables(ctx context.Context, netns int) (all []legacyTable, err er
 		}
 		tables, err := parseSaved(text)
 		if err != nil {
-			return all, fmt.Errorf("output of %s: %w", save, err)
+			return all, fmt.Errorf("parsing the output of %s: %w", save, err)
 		}
 		for _, t := range tables {
 			all = append(all, legacyTable{t, family})
@@ -115,7 +115,7 @@ func (t *legacyTable) foreignChains() (all []iptables.ForeignChain) {
 	return all
 }
 
-// namedDestinations returns the destinations that a rule names. Of a port range it returns the first port.
+// namedDestinations returns the destinations that a rule matches. Of a port range, it returns the first port.
 func namedDestinations(rule string) (all []iptables.NamedDestination) {
 	words, err := split(rule)
 	if err != nil {
@@ -125,7 +125,7 @@ func namedDestinations(rule string) (all []iptables.NamedDestination) {
 	for i := 0; i+1 < len(words); i++ {
 		value := words[i+1]
 		switch words[i] {
-		case "--comment": // a comment may contain any words
+		case "--comment": // skip the comment, which may look like an option
 			i++
 		case "-d":
 			text, _, _ := strings.Cut(value, "/")

@@ -52,7 +52,7 @@ func TestHungProgramsTimeOut(t *testing.T) {
 			if err == nil {
 				err = b.Apply(ctx, small(15001))
 			}
-			if err == nil || !strings.Contains(err.Error(), "did not end") || !strings.Contains(err.Error(), "iptables-legacy") {
+			if err == nil || !strings.Contains(err.Error(), "did not exit in time") || !strings.Contains(err.Error(), "iptables-legacy") {
 				t.Errorf("it says %v", err)
 			}
 		})
@@ -61,7 +61,7 @@ func TestHungProgramsTimeOut(t *testing.T) {
 
 func TestUnexpectedVersionOutputIsReported(t *testing.T) {
 	for said, want := range map[string]string{
-		"echo nonsense\n":                            "iptables-legacy does not run",
+		"echo nonsense\n":                            "iptables-legacy does not work",
 		knownVersion + "echo '-A nonsense'\n":        "iptables-legacy: line 1",
 		knownVersion + "yes '' | head -c 20000000\n": "exceeds 16 MiB",
 		knownVersion + "echo no >&2; exit 7\n":       "exit status 7: no",

@@ -9,8 +9,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// decodeTable decodes our part of a table into chains of the model. Rules that cannot be decoded are returned as
-// strange.
+// decodeTable decodes our part of a table into chains of the model. strange lists the rules that cannot be decoded.
 func decodeTable(s *saved, family iptables.Families) (chains []iptables.Chain, strange []string) {
 	if s == nil {
 		return nil, nil
@@ -45,8 +44,9 @@ func decodeTable(s *saved, family iptables.Families) (chains []iptables.Chain, s
 	return append(others, chains...), strange
 }
 
-// decodeBuiltin inspects a built-in chain. It returns those of our chains that it calls in the expected way, and all
-// other jumps to them. Foreign rules before ours are reported as strange, because they may hide packets from our rules.
+// decodeBuiltin decodes our jumps in a built-in chain. called maps our chains to which it jumps unconditionally to their
+// base chains in the model; base has the other jumps. strange lists jumps that cannot be decoded, and rules of other
+// programs before ours, which may hide packets from our rules.
 func decodeBuiltin(table iptables.Table, c savedChain) (base iptables.Chain, called map[string]iptables.Chain, strange []string) {
 	base = iptables.Chain{Table: table, Name: c.name, Hook: iptables.Hook(c.name)}
 	called = map[string]iptables.Chain{}
@@ -61,7 +61,7 @@ func decodeBuiltin(table iptables.Table, c savedChain) (base iptables.Chain, cal
 			continue
 		}
 		for _, f := range foreign {
-			strange = append(strange, fmt.Sprintf("%s %s: -A %s %s (not ours, and before ours)", table, c.name, c.name, f))
+			strange = append(strange, fmt.Sprintf("%s %s: -A %s %s (rule of another program before ours)", table, c.name, c.name, f))
 		}
 		foreign = nil
 		rule, err := decodeRule(line)
@@ -91,7 +91,7 @@ func decodeRules(table iptables.Table, c savedChain, family iptables.Families) (
 	return joinRules(rules, family), strange
 }
 
-// joinRules merges the rules that renderRule made of one rule.
+// joinRules merges adjacent rules into the one rule of the model from which renderRule made them.
 func joinRules(rules []iptables.Rule, family iptables.Families) []iptables.Rule {
 	var out []iptables.Rule
 	for len(rules) > 0 {
@@ -109,7 +109,7 @@ func joinRules(rules []iptables.Rule, family iptables.Families) []iptables.Rule 
 	return out
 }
 
-// joinParts returns the rule that renders as exactly these parts.
+// joinParts returns the rule of the model that renderRule renders as exactly these parts. It returns false if none exists.
 func joinParts(parts []iptables.Rule, family iptables.Families) (iptables.Rule, bool) {
 	one := parts[0]
 	if len(parts) == 1 {
@@ -136,7 +136,7 @@ func joinParts(parts []iptables.Rule, family iptables.Families) (iptables.Rule, 
 	return one, true
 }
 
-// unionOf returns a new list, because the parts' lists are compared later.
+// unionOf returns the union as a new list. It does not modify a, which is compared later.
 func unionOf[T comparable](a, b []T) []T {
 	out := slices.Clone(a)
 	for _, x := range b {
@@ -147,7 +147,7 @@ func unionOf[T comparable](a, b []T) []T {
 	return out
 }
 
-// mergeFamilies merges the chains of both families into one rule set.
+// mergeFamilies merges the chains of both families into one list of chains.
 func mergeFamilies(v4, v6 []iptables.Chain) []iptables.Chain {
 	var out []iptables.Chain
 	taken := map[int]bool{}
@@ -170,7 +170,8 @@ func mergeFamilies(v4, v6 []iptables.Chain) []iptables.Chain {
 	return out
 }
 
-// mergeRules preserves the order of both lists. A rule in both lists appears once.
+// mergeRules merges the rules of both families and preserves the order of both lists. A rule that is in both lists appears
+// once in the result.
 func mergeRules(v4, v6 []iptables.Rule) []iptables.Rule {
 	var out []iptables.Rule
 	for _, r := range v4 {
@@ -191,7 +192,7 @@ func mergeRules(v4, v6 []iptables.Rule) []iptables.Rule {
 	return out
 }
 
-// limitToFamily limits a rule to one family, unless its addresses already do.
+// limitToFamily limits a rule to one family, unless its addresses already limit it.
 func limitToFamily(r iptables.Rule, family iptables.Families) iptables.Rule {
 	if len(r.Match.Source)+len(r.Match.Destination) == 0 {
 		r.Match.Families = family

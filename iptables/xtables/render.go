@@ -11,22 +11,21 @@ import (
 )
 
 const (
-	// ownPrefix starts the names of our chains that Istio does not define.
+	// ownPrefix is the name prefix of our chains that Istio does not define.
 	ownPrefix = "PILOTFISH_"
-	// contractPrefix starts the names of chains that Istio defines.
+	// contractPrefix is the name prefix of chains that Istio defines.
 	contractPrefix = "ISTIO_"
-	// jumpComment starts the comment of the one rule that we add to a built-in chain. The model's name of the target
-	// chain follows.
+	// jumpComment is the prefix of the comment of our jump in a built-in chain. The target chain's name in the model follows.
 	jumpComment = "pilotfish "
 )
 
-// tables are in the order of a packet's path.
+// tables lists the tables in the order in which a packet traverses them.
 var tables = []iptables.Table{iptables.Raw, iptables.Mangle, iptables.NAT, iptables.Filter}
 
-// families lists the families with binaries.
+// families lists the address families. Each has separate binaries.
 var families = []iptables.Families{iptables.IPv4, iptables.IPv6}
 
-// tableText is one table of a rule set for one family, in iptables-restore syntax.
+// tableText is the part of a rule set for one table and family, in iptables-restore syntax.
 type tableText struct {
 	table  iptables.Table
 	chains []chainText
@@ -36,11 +35,11 @@ type chainText struct {
 	name  string
 	hook  iptables.Hook
 	model string   // the chain's name in the model
-	rules []string // without "-A chain"
+	rules []string // rules without "-A chain"
 }
 
-// Text returns the rule set in iptables-restore syntax for a family, as it would be installed in an empty namespace. It
-// is empty if the rule set does not apply to the family.
+// Text returns the rule set for a family in iptables-restore syntax, as Apply installs it in a namespace without rules. If
+// the rule set does not apply to the family, it returns "".
 func Text(rules *iptables.RuleSet, family iptables.Families) (string, error) {
 	texts, err := render(rules, family)
 	if err != nil {
@@ -89,7 +88,8 @@ func renderChain(c iptables.Chain, family iptables.Families) (chainText, error) 
 	return text, nil
 }
 
-// kernelName returns the chain's name in the kernel. A base chain becomes a chain that a built-in chain jumps to.
+// kernelName returns the name of a chain of the model in the kernel. For a base chain, it is the name of our chain to which
+// the built-in chain jumps.
 func kernelName(model string, hook iptables.Hook) string {
 	switch {
 	case hook != "":
@@ -100,14 +100,15 @@ func kernelName(model string, hook iptables.Hook) string {
 	return ownPrefix + model
 }
 
-// modelName is the inverse of kernelName, except for base chains.
+// modelName is the inverse of kernelName for chains that are not base chains.
 func modelName(kernel string) string { return strings.TrimPrefix(kernel, ownPrefix) }
 
 func ours(chain string) bool {
 	return strings.HasPrefix(chain, ownPrefix) || strings.HasPrefix(chain, contractPrefix)
 }
 
-// renderRule returns the rule's lines: several if the model has alternatives that iptables cannot express in one rule.
+// renderRule returns the iptables rules for a rule of the model. There are several if iptables cannot express alternatives
+// in one rule.
 func renderRule(r iptables.Rule, family iptables.Families) ([]string, error) {
 	if !holdsFor(r.Match, family) {
 		return nil, nil
@@ -159,7 +160,7 @@ func product(lines, alternatives []string) []string {
 	return out
 }
 
-// renderMatch returns the conditions, each with its alternatives.
+// renderMatch returns a list of conditions. Each is a list of alternatives, one of which must hold.
 func renderMatch(m iptables.Match) [][]string {
 	var out [][]string
 	add := func(alternatives ...string) {
@@ -204,7 +205,8 @@ func not(negated bool) string {
 	return ""
 }
 
-// renderAddresses writes "none of" several addresses as ranges, because iptables accepts one address per direction.
+// renderAddresses returns the alternatives of an address condition. It renders "none of several prefixes" with match
+// iprange, because iptables accepts only one address for source and destination.
 func renderAddresses(one, span string, prefixes []netip.Prefix, negated bool) []string {
 	if negated && len(prefixes) > 1 {
 		all := ""
@@ -230,7 +232,7 @@ func lastAddress(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// maxMultiport is the maximum number of ports in one multiport match; a range counts as two.
+// maxMultiport is the maximum number of ports in one multiport match. A range counts as two ports.
 const maxMultiport = 15
 
 func renderPorts(protocol iptables.Protocol, option string, ports []iptables.PortRange, negated bool) []string {
@@ -333,7 +335,7 @@ func refusal(p iptables.Protocol, family iptables.Families) string {
 	return "icmp-port-unreachable"
 }
 
-// quote quotes a word as iptables-restore expects it and iptables-save prints it.
+// quote quotes a word in the syntax of iptables-restore and iptables-save.
 func quote(word string) string {
 	if word != "" && !strings.ContainsAny(word, " \t'\"\\") {
 		return word

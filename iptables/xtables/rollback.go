@@ -17,10 +17,11 @@ type rollback struct {
 	b       *Backend
 	done    []change
 	routing route.Undo
-	lifts   []func(context.Context) error // of the guards
+	lifts   []func(context.Context) error // functions that remove the guards
 }
 
-// run reverts the changes in reverse order, even if the original context has ended.
+// run reverts the completed changes in reverse order, then the routing, and removes the guards. It does so even if ctx has
+// ended.
 func (u *rollback) run(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
@@ -36,7 +37,7 @@ func (u *rollback) run(ctx context.Context) error {
 	return errors.Join(append(errs, u.liftGuards(ctx))...)
 }
 
-// liftGuards removes the guards. It may be called again for those that could not be removed.
+// liftGuards removes the guards. After a failure, it may be called again to remove the remaining ones.
 func (u *rollback) liftGuards(ctx context.Context) error {
 	var errs []error
 	u.lifts = slices.DeleteFunc(u.lifts, func(lift func(context.Context) error) bool {
@@ -47,7 +48,8 @@ func (u *rollback) liftGuards(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// revert reads the current state first, because the kernel prints rules in its own form.
+// revert restores the previous state of a table. It reads the current rules first: iptables may print them in another form
+// than they were written, and a rule is deleted by its printed form.
 func (b *Backend) revert(ctx context.Context, c change) error {
 	now, err := b.tablesOf(ctx, c.tool)
 	if err != nil {
@@ -58,7 +60,7 @@ func (b *Backend) revert(ctx context.Context, c change) error {
 		return nil
 	}
 	to := c.from
-	for i, guard := 0, guardOf(table); i < len(to.jumps) && !guard.empty(); i++ { // the guard, if present, is the first rule
+	for i, guard := 0, guardOf(table); i < len(to.jumps) && !guard.empty(); i++ { // the guard's jump is the first rule
 		to.jumps = slices.Clone(to.jumps)
 		to.jumps[i].position++
 	}
@@ -76,12 +78,12 @@ const (
 	guardChain = ownPrefix + "GUARD"
 )
 
-// guarded lists the built-in chains that a new connection traverses last: inbound, forwarded (virtual machines),
-// outbound.
+// guarded lists the built-in chains to which the guard is added: for inbound, forwarded (virtual machines) and outbound
+// connections.
 var guarded = []string{"INPUT", "FORWARD", "OUTPUT"}
 
-// guard drops the first packets of a family's new connections until it is lifted; their senders retransmit them. The
-// first tool that the kernel allows to install it does so.
+// guard installs rules that drop the first packets of a family's new connections. The senders retransmit these packets. lift
+// removes the rules. guard tries the tools in order, until one can install the rules.
 func (b *Backend) guard(ctx context.Context, tools []tool) (lift func(context.Context) error, err error) {
 	var refused []error
 	for _, t := range tools {
@@ -131,7 +133,8 @@ func (b *Backend) lift(ctx context.Context, t tool, from ownRules) error {
 	return nil
 }
 
-// liftLeftoverGuards removes guards that a killed apply left behind, after the rules are installed.
+// liftLeftoverGuards removes the guards that existed before: a killed process left them behind. It is called after the rules
+// are installed.
 func (b *Backend) liftLeftoverGuards(ctx context.Context, before tableView) error {
 	for t, all := range before {
 		if guardOf(tableOf(all, guardTable)).empty() {
@@ -150,7 +153,7 @@ func (b *Backend) liftLeftoverGuards(ctx context.Context, before tableView) erro
 	return nil
 }
 
-// madeByUs reports whether the table was created together with our rules in it.
+// madeByUs reports whether we created the table, which the comments of our jumps record.
 func madeByUs(s *saved) bool { return madeFor(ownOf(s)) || madeFor(guardOf(s)) }
 
 func madeFor(o ownRules) bool {

@@ -17,23 +17,24 @@ import (
 
 // namespace is the network namespace in which programs run.
 type namespace struct {
-	fd   int           // 0 or less: the calling thread's
-	lock *netlock.Lock // the lock under which they run, if any
+	fd   int           // file descriptor; 0 or less selects the calling thread's namespace
+	lock *netlock.Lock // namespace lock that programs inherit; nil for none
 }
 
 func (n namespace) runInside(f func() error) error { return netlock.Do(n.fd, f) }
 
 const (
-	commandLimit = 40 * time.Second // exceeds the wait for the lock
+	commandLimit = 40 * time.Second // longer than iptables waits for its lock
 	versionLimit = 5 * time.Second
-	// drainLimit limits how long descendants of a program may hold its output open after its exit: binaries may be
-	// wrappers. A busy machine needs a second to read the output after a normal exit.
+	// drainLimit limits the time for reading the output after a program exits. If the binary is a wrapper, its child processes
+	// may hold the output open. A busy machine can need a second after a normal exit.
 	drainLimit  = 10 * time.Second
 	outputLimit = 16 << 20
 )
 
-// ownLock is a file that is private to each process. The default lock of iptables-legacy is shared by the whole host,
-// so that changes in other namespaces would delay this one. The caller already holds the lock of the namespace.
+// ownLock is the lock file for iptables-legacy. It is different in each process, so programs never wait for this lock, which
+// is not needed: the caller holds the namespace lock. The default lock file is shared by all namespaces of the host, so
+// changes in other namespaces would delay this one.
 const ownLock = "/proc/self/comm"
 
 // run runs an iptables program in the namespace and returns its output.
@@ -51,14 +52,14 @@ func (n namespace) run(ctx context.Context, input, path string, args ...string) 
 	cmd.WaitDelay = drainLimit
 	var out, trouble limitedBuffer
 	cmd.Stdout, cmd.Stderr = &out, &trouble
-	// Only Start must run in the namespace.
+	// A child process inherits the namespace of the thread that starts it.
 	if err := n.runInside(cmd.Start); err != nil {
 		return "", err
 	}
 	err := cmd.Wait()
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return "", fmt.Errorf("%s did not end: %w", path, ctx.Err())
+		return "", fmt.Errorf("%s did not exit in time: %w", path, ctx.Err())
 	case err != nil:
 		return "", fmt.Errorf("%s: %w: %s", path, err, errorOutput(trouble.String()))
 	case out.full:
@@ -67,13 +68,13 @@ func (n namespace) run(ctx context.Context, input, path string, args ...string) 
 	return out.String(), nil
 }
 
-// errorOutput returns a program's error output on one line.
+// errorOutput returns a program's error output as one line.
 func errorOutput(said string) string {
 	return strings.Join(strings.FieldsFunc(said, func(r rune) bool { return r == '\n' }), "; ")
 }
 
-// limitedBuffer retains the first bytes that are written to it. It embeds no other methods: io.Copy would bypass Write
-// if it had ReadFrom.
+// limitedBuffer retains the first outputLimit bytes that are written to it. It does not embed bytes.Buffer: io.Copy would
+// call ReadFrom and bypass Write.
 type limitedBuffer struct {
 	buffer bytes.Buffer
 	full   bool
@@ -90,7 +91,8 @@ func (b *limitedBuffer) Write(p []byte) (int, error) {
 
 func (b *limitedBuffer) String() string { return b.buffer.String() }
 
-// legacyTables returns the names of the namespace's legacy tables. Reading a table that does not exist would create it.
+// legacyTables returns the names of the namespace's iptables-legacy tables. The caller must read only these tables, because
+// reading a table that does not exist creates it.
 func (n namespace) legacyTables() (map[iptables.Families][]string, error) {
 	names := map[iptables.Families][]string{}
 	err := n.runInside(func() error {
@@ -98,9 +100,9 @@ func (n namespace) legacyTables() (map[iptables.Families][]string, error) {
 		defer runtime.UnlockOSThread()
 		for family, file := range map[iptables.Families]string{iptables.IPv4: "ip_tables_names", iptables.IPv6: "ip6_tables_names"} {
 			data, err := os.ReadFile("/proc/thread-self/net/" + file)
-			// Without the file, the kernel lacks this flavour or has not loaded it. Permission is denied if the namespace
-			// belongs to a user namespace that had no mapped users at its creation (unshare --user --net). Only the
-			// machine's root can then read the list.
+			// The file does not exist if the kernel does not support iptables-legacy, or has not loaded the module. The
+			// permission is denied if the namespace belongs to a user namespace that had no mapped users when it was created
+			// (unshare --user --net). Only the machine's root can then read the file.
 			if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrPermission) {
 				return fmt.Errorf("listing the tables of iptables-legacy: %w", err)
 			}

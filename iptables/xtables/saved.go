@@ -8,7 +8,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// saved is one table of one family, as iptables-save prints it.
+// saved is one table of one family in the output of iptables-save.
 type saved struct {
 	table  iptables.Table
 	chains []savedChain
@@ -17,11 +17,11 @@ type saved struct {
 type savedChain struct {
 	name    string
 	builtin bool
-	policy  string   // of a built-in chain
-	rules   []string // without "-A chain"
+	policy  string   // policy of a built-in chain
+	rules   []string // rules without "-A chain"
 }
 
-// parseSaved parses the output of iptables-save, including tables that redirection does not use.
+// parseSaved parses the output of iptables-save. It returns all tables, including those that redirection does not use.
 func parseSaved(text string) ([]saved, error) {
 	var out []saved
 	var table *saved
@@ -39,7 +39,7 @@ func parseSaved(text string) ([]saved, error) {
 			continue
 		}
 		if table == nil {
-			return nil, fmt.Errorf("line %d: %.80q is outside of a table", number+1, line)
+			return nil, fmt.Errorf("line %d: %.80q is not in a table", number+1, line)
 		}
 		if err := table.add(line); err != nil {
 			return nil, fmt.Errorf("line %d: %w", number+1, err)
@@ -85,14 +85,14 @@ func tableOf(all []saved, table iptables.Table) *saved {
 	return &all[i]
 }
 
-// jump is our rule in a built-in chain.
+// jump is a rule of ours in a built-in chain. It jumps to one of our chains.
 type jump struct {
 	chain    string
-	position int // from 1
+	position int // position in the chain; the first is 1
 	rule     string
 }
 
-// ownRules is our part of a table, either wanted or installed.
+// ownRules is our part of a table: our chains, and our jumps in built-in chains.
 type ownRules struct {
 	chains []savedChain
 	jumps  []jump
@@ -100,12 +100,12 @@ type ownRules struct {
 
 func (o ownRules) empty() bool { return len(o.chains) == 0 && len(o.jumps) == 0 }
 
-// ownOf returns our part of a table, without the guard.
+// ownOf returns our part of a table, without the guard (see Backend.guard).
 func ownOf(s *saved) ownRules {
 	return part(s, func(chain string) bool { return ours(chain) && chain != guardChain })
 }
 
-// guardOf returns the guard in a filter table.
+// guardOf returns the guard's chain and jumps in a filter table.
 func guardOf(s *saved) ownRules {
 	return part(s, func(chain string) bool { return chain == guardChain })
 }
@@ -138,7 +138,7 @@ func jumpTarget(rule string) string {
 	}
 	for i := 0; i+1 < len(words); i++ {
 		switch words[i] {
-		case "--comment": // a comment may contain any words
+		case "--comment": // skip the comment, which may look like an option
 			i++
 		case "-j", "-g":
 			return words[i+1]
@@ -147,7 +147,7 @@ func jumpTarget(rule string) string {
 	return ""
 }
 
-// wantedPart returns our part of a table after the rendered text is installed.
+// wantedPart returns our part of a table as it is after the text is installed.
 func wantedPart(t *tableText, madeTable bool) ownRules {
 	var o ownRules
 	if t == nil {
@@ -162,7 +162,7 @@ func wantedPart(t *tableText, madeTable bool) ownRules {
 	return o
 }
 
-// madeMark ends the comment of a jump in a table that we created, so that Clean removes the table too.
+// madeMark is the suffix of a jump's comment in a table that we created. It makes Clean remove the table too.
 const madeMark = " (and its table)"
 
 func jumpRule(c chainText, madeTable bool) string {
@@ -173,13 +173,13 @@ func jumpRule(c chainText, madeTable bool) string {
 	return "-m comment --comment " + quote(comment) + " -j " + c.name
 }
 
-// transaction returns input for iptables-restore --noflush that atomically changes our part of a table. Nothing else in
-// the table is changed.
+// transaction returns input for iptables-restore --noflush that changes our part of a table atomically. It does not change
+// other chains and rules of the table.
 func transaction(table iptables.Table, from, to ownRules) string {
 	var b strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	say("*%s", table)
-	for _, c := range union(from.chains, to.chains) { // declaring a chain creates it, or flushes it
+	for _, c := range union(from.chains, to.chains) { // the declaration creates the chain, or flushes an existing one
 		say(":%s - [0:0]", c)
 	}
 	for _, j := range from.jumps {
@@ -212,7 +212,7 @@ func union(a, b []savedChain) []string {
 	return names
 }
 
-// split splits a rule into words, with the quoting of iptables-save.
+// split splits a rule into words, and resolves the quoting of iptables-save.
 func split(line string) ([]string, error) {
 	var words []string
 	var word strings.Builder
@@ -222,7 +222,7 @@ func split(line string) ([]string, error) {
 		switch {
 		case c == '\\' && quoted:
 			if i++; i == len(line) {
-				return nil, fmt.Errorf("%.80q ends in a backslash", line)
+				return nil, fmt.Errorf("%.80q ends with a backslash", line)
 			}
 			word.WriteByte(line[i])
 		case c == '"':

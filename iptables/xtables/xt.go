@@ -15,17 +15,18 @@ import (
 
 // Config configures a back end for one namespace.
 type Config struct {
-	// NetNS is a file descriptor of the network namespace, owned by the caller; 0 or -1 selects the calling thread's.
+	// NetNS is a file descriptor of the network namespace, which the caller closes. 0 or less selects the calling thread's
+	// namespace.
 	NetNS int
-	// Flavour forces one flavour. By default each family uses the one that has rules, or else the first that works.
+	// Flavour forces one flavour. If it is "", each family uses the flavour that has rules, or else the first that works.
 	Flavour Flavour
-	// Logger logs the choice of binaries and its reason; nil discards the log.
+	// Logger logs the selection of binaries and its reason; nil discards the log.
 	Logger *slog.Logger
-	// RulesOnly leaves routing unchanged and unread.
+	// RulesOnly disables changes and reads of routing.
 	RulesOnly bool
-	// Lock is the namespace lock that the caller holds across several calls; nil: each call acquires the lock itself.
+	// Lock is the namespace lock that the caller holds. If it is nil, each call acquires the lock.
 	Lock *netlock.Lock
-	// Inject is for tests. It is called before each step of a change; an error makes the step fail.
+	// Inject is for tests. It is called before each step of a change; if it returns an error, the step fails.
 	Inject func(step string) error
 }
 
@@ -33,13 +34,14 @@ type Config struct {
 type Backend struct {
 	cfg    Config
 	ns     namespace
-	tools  []tool // in the order in which they are tried
+	tools  []tool // found binaries, in the order in which they are tried
 	routes *route.Routes
 }
 
 var _ iptables.Backend = (*Backend)(nil)
 
-// New finds the binaries. It fails if there are none for IPv4; binaries for IPv6 are required only for IPv6 rules.
+// New returns the back end of a namespace. It fails if no binaries for IPv4 are installed. Binaries for IPv6 are needed only
+// to apply rules for IPv6.
 func New(ctx context.Context, cfg Config) (*Backend, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -57,12 +59,12 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 			wanted += "-" + string(cfg.Flavour)
 		}
 		return nil, errors.Join(append(troubles, fmt.Errorf(
-			"no %s in $PATH or %s: install the package iptables, or use nftables, which needs no program", wanted, strings.Join(standardFolders, ", ")))...)
+			"no %s in $PATH or %s: install the package iptables, or use nftables, which does not need a program", wanted, strings.Join(standardFolders, ", ")))...)
 	}
 	return b, nil
 }
 
-// toolsOf returns the tools of a family that may install new rules, best first.
+// toolsOf returns the tools of a family that may install rules, in the order of preference.
 func (b *Backend) toolsOf(family iptables.Families) []tool {
 	var out []tool
 	for _, t := range b.tools {
@@ -73,7 +75,7 @@ func (b *Backend) toolsOf(family iptables.Families) []tool {
 	return out
 }
 
-// Name returns the name of the flavour that has the rules of IPv4, or would be used for them.
+// Name returns "iptables-nft" or "iptables-legacy": the flavour that is used for IPv4.
 func (b *Backend) Name() string {
 	if s, err := b.readTables(context.Background()); err == nil {
 		return "iptables-" + string(b.sortTools(s, iptables.IPv4)[0].flavour)
@@ -81,7 +83,7 @@ func (b *Backend) Name() string {
 	return "iptables-" + string(b.toolsOf(iptables.IPv4)[0].flavour)
 }
 
-// tableView maps each tool to the tables that it sees in the namespace.
+// tableView maps each tool to the tables that it lists in the namespace.
 type tableView map[tool][]saved
 
 // readTables reads the tables of all tools.
@@ -97,8 +99,8 @@ func (b *Backend) readTables(ctx context.Context) (tableView, error) {
 	return s, nil
 }
 
-// tablesOf reads the tables of one tool. The legacy tool is run only for existing tables, because it could create
-// others.
+// tablesOf reads the tables of one tool. It runs a legacy tool only if the namespace has legacy tables, because the tool
+// could create tables.
 func (b *Backend) tablesOf(ctx context.Context, t tool) ([]saved, error) {
 	if t.flavour == Legacy {
 		if names, err := b.ns.legacyTables(); err != nil || len(names[t.family]) == 0 {
@@ -116,8 +118,8 @@ func (b *Backend) tablesOf(ctx context.Context, t tool) ([]saved, error) {
 	return tables, nil
 }
 
-// sortTools sorts the tools of a family: first the one that has our rules, then one that has any rules, so that a
-// namespace retains its flavour. Tables without rules are ignored, because reading can create them.
+// sortTools sorts the tools of a family: first the one with our rules, then one with any rules, so that the flavour of a
+// namespace does not change. Tables without rules do not count, because reading can create them.
 func (b *Backend) sortTools(s tableView, family iptables.Families) []tool {
 	tools := b.toolsOf(family)
 	weight := func(t tool) int {
@@ -136,7 +138,7 @@ func (b *Backend) sortTools(s tableView, family iptables.Families) []tool {
 	return tools
 }
 
-// lock uses the lock that the caller holds, or acquires one and returns the function that releases it.
+// lock acquires the namespace lock, unless the caller holds it (Config.Lock). release releases an acquired lock.
 func (b *Backend) lock(ctx context.Context) (release func(), err error) {
 	if b.cfg.Lock != nil {
 		b.ns.lock = b.cfg.Lock
@@ -181,7 +183,7 @@ func decode(s tableView) *iptables.Installed {
 			continue
 		}
 		if present&t.family != 0 {
-			in.Strange = append(in.Strange, fmt.Sprintf("both flavours of %s have rules of pilotfish", program(t.family)))
+			in.Strange = append(in.Strange, fmt.Sprintf("both flavours of %s (nft and legacy) have rules of pilotfish", program(t.family)))
 		}
 		present |= t.family
 		chains[t.family] = append(chains[t.family], found...)
@@ -205,7 +207,7 @@ func decodeAll(all []saved, family iptables.Families) (chains []iptables.Chain, 
 		chains, strange = append(chains, found...), append(strange, odd...)
 	}
 	if !guardOf(tableOf(all, guardTable)).empty() {
-		strange = append(strange, string(guardTable)+": "+guardChain+" blocks new connections: an apply was interrupted; apply again")
+		strange = append(strange, string(guardTable)+": "+guardChain+" blocks new connections, because a change of the rules was interrupted: apply the rules again")
 	}
 	return chains, strange
 }
