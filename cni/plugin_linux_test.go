@@ -86,7 +86,7 @@ func TestADDFailsForUnknownAndInvalidPods(t *testing.T) {
 		says  []string
 	}{
 		"unknown pod":       {pod: meshPod("unknown"), code: types.ErrUnknownContainer, says: []string{"shop/unknown", "no such pod"}},
-		"agent not ready":   {pod: known, down: "the cache is not filled", code: types.ErrTryAgainLater, says: []string{"the cache is not filled", "kubeconfig", "Remedy", "unprotected"}},
+		"agent not ready":   {pod: known, down: "the cache is not filled", code: types.ErrTryAgainLater, says: []string{"the cache is not filled", "kubeconfig", "Remedy", "might not be redirected"}},
 		"no agent at all":   {pod: known, extra: map[string]any{"cni_agent_run_dir": "/nonexistent"}, code: types.ErrTryAgainLater, says: []string{"does not respond at /nonexistent", "Remedy"}},
 		"bad annotation":    {pod: bad, code: CodeBadPod, says: []string{"shop/bad", "excludeOutboundPorts", "70000", "65535"}},
 		"long annotation":   {pod: long, code: CodeBadPod, says: []string{"shop/long", "excludeOutboundPorts", "(250"}},
