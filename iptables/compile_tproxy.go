@@ -75,9 +75,9 @@ func (c *compiler) inboundTProxy(n *chain) {
 	n.Rules = append(n.Rules, captured.Rules[first:]...)
 }
 
-// tproxyOutput returns the chain that marks the proxy's self-calls, which must be captured as inbound traffic, and the
-// application's replies to clients, which the mark routes to the proxy. The replies are marked even if the route to the
-// client uses an excluded interface.
+// tproxyOutput returns the chain that marks outbound packets. It marks the proxy's self-calls, to capture them as inbound
+// traffic, and the application's replies to clients, to route them to the proxy. The replies are marked even if the route to
+// the client uses an excluded interface.
 func (c *compiler) tproxyOutput() *chain {
 	n := newChain(Mangle, chainOutput)
 	if !c.tproxy() || !c.inbound() {

@@ -164,8 +164,8 @@ type Verdict struct {
 	ZoneID uint16 `json:"zone,omitempty"`  // for Zone
 }
 
-// Routing delivers marked packets of any destination to the local host, for transparent sockets (TPROXY), and adds the
-// addresses that Envoy binds to the loopback link.
+// Routing delivers marked packets with any destination to the local host, for TPROXY. It also adds the addresses that Envoy
+// binds to lo.
 type Routing struct {
 	// Mark, Table and Priority configure the policy rule and the route. If Mark is 0, neither is installed.
 	Mark  uint32 `json:"mark,omitempty"`

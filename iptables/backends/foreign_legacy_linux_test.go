@@ -35,10 +35,10 @@ func TestForeignLegacyRulesAreReported(t *testing.T) {
 		told[c.String()] = c.NamedDestinations
 	}
 	for chain, named := range map[string]string{
-		"chain OUTPUT of table ip filter of iptables-legacy (hook output, priority 0) has 4 rules":                     "[{443 10.96.0.10} {5000 invalid IP} {80 invalid IP} {8000 invalid IP} {9000 invalid IP}]",
-		"chain INPUT of table ip6 filter of iptables-legacy (hook input, priority 0) has 0 rules, and the policy drop": "[]",
-		"chain PREROUTING of table ip6 mangle of iptables-legacy (hook prerouting, priority -150) has 1 rule":          "[{0 fd00::7}]",
-		"chain OUTPUT of table ip nat of iptables-legacy (hook output, priority -100) has 1 rule":                      "[{0 192.0.2.7}]",
+		"chain OUTPUT of table ip filter of iptables-legacy (hook output, priority 0) has 4 rules":                    "[{443 10.96.0.10} {5000 invalid IP} {80 invalid IP} {8000 invalid IP} {9000 invalid IP}]",
+		"chain INPUT of table ip6 filter of iptables-legacy (hook input, priority 0) has 0 rules and the policy drop": "[]",
+		"chain PREROUTING of table ip6 mangle of iptables-legacy (hook prerouting, priority -150) has 1 rule":         "[{0 fd00::7}]",
+		"chain OUTPUT of table ip nat of iptables-legacy (hook output, priority -100) has 1 rule":                     "[{0 192.0.2.7}]",
 	} {
 		if got, ok := told[chain]; !ok || fmt.Sprint(got) != named {
 			t.Errorf("%s: %v, of %v", chain, got, told)

@@ -1,6 +1,6 @@
 // Package conntrack deletes conntrack entries that contain NAT decisions of previous rules. The kernel decides about NAT
-// once per connection. It retains a TCP entry for seconds to minutes after the connection is closed, and a new connection
-// with the same addresses and ports can match it. It retains a UDP entry as long as packets arrive.
+// once per connection. It retains a TCP entry for seconds to minutes after the connection is closed. A new connection
+// with the same addresses and ports can match it. The kernel retains a UDP entry as long as packets arrive.
 package conntrack
 
 import (

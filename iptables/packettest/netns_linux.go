@@ -84,8 +84,8 @@ type Sender struct {
 const overflowID = 65534
 
 // SenderIn returns the users as which this process can send packets in a network namespace. If the namespace belongs to
-// another user namespace, such as that of a pod with its own users, IDs differ there and the mapping is unknown.
-// Packets are then sent with the overflow IDs.
+// another user namespace (a pod with hostUsers: false), IDs differ there, and the mapping is unknown. Packets are then sent
+// with the overflow IDs.
 func SenderIn(netns int) Sender {
 	ns, err := namespaceOf(netns)
 	if err == nil {

@@ -116,8 +116,8 @@ func (a *attempt) setMark(fd int) error {
 	return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(a.packet.Mark)), unix.SetsockoptInt(fd, level, transparent, 1))
 }
 
-// bindWithRetry binds a socket, and retries for one second while the port is in use. A socket that this process closed stays
-// open in a child between fork and exec, so the port of an earlier packet can be in use for a moment.
+// bindWithRetry binds a socket, and retries for one second while the port is in use. The port of an
+// earlier packet can be in use for a moment: a closed socket stays open in a child process between fork and exec.
 func bindWithRetry(fd int, to unix.Sockaddr) (err error) {
 	const timeout, pause = time.Second, 5 * time.Millisecond
 	for began := time.Now(); time.Since(began) < timeout; time.Sleep(pause) {

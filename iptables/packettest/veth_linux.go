@@ -138,8 +138,8 @@ func (w *vethPair) createLink() error {
 		return fmt.Errorf("reading the created link %s: %w", nearLink, err)
 	}
 	w.near = made.(*netlink.Veth)
-	// Without ARP, every address is reachable through the link. The frames' destination MAC address is not that of the far
-	// end, so that the network stack ignores them if the far end is in the same namespace.
+	// Without ARP, every address is reachable through the link. The frames do not have the far end's MAC address. If the far
+	// end is in the same namespace, its network stack therefore ignores them.
 	if err := w.netlink.LinkSetARPOff(w.near); err != nil {
 		return fmt.Errorf("disabling ARP on the link %s: %w", nearLink, err)
 	}

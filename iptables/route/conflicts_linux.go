@@ -48,7 +48,7 @@ func (k *session) misroutedMarks(found *iptables.Routing, f family) (words []str
 		if err == nil && len(to) > 0 && to[0].Type == unix.RTN_LOCAL && to[0].LinkIndex == loopback {
 			continue
 		}
-		return append(words, fmt.Sprintf("%s: a packet marked %d%s is not routed to the proxy, but %s: a policy rule precedes rule %d (see ip rule)",
+		return append(words, fmt.Sprintf("%s: a packet marked %d%s is not routed to the proxy (%s): a policy rule precedes rule %d (see ip rule)",
 			f.name, found.Mark, sourceText(source), routeOf(to, err), found.Priority)), nil
 	}
 	return words, nil
@@ -63,9 +63,9 @@ func sourceText(source net.IP) string {
 
 func routeOf(to []netlink.Route, err error) string {
 	if err != nil || len(to) == 0 {
-		return fmt.Sprintf("has no route (%v)", err)
+		return fmt.Sprintf("its route cannot be determined: %v", err)
 	}
-	return fmt.Sprintf("to interface %d", to[0].LinkIndex)
+	return fmt.Sprintf("but to interface %d", to[0].LinkIndex)
 }
 
 // ownAddresses returns up to maxSources addresses of the namespace, as source addresses of replies.

@@ -12,8 +12,8 @@ import (
 // proveZones tests the conntrack zones of DNS. It sends queries from the proxy and from an application to the same
 // resolvers from the same source ports, in both orders.
 //
-// Without zones, conntrack treats the two queries as one connection, although the agent's query is sent to the resolver and
-// the application's is redirected to the agent. A reply must be in the zone of its query. Otherwise a firewall does not
+// The agent's query is sent to the resolver, but the application's is redirected to the agent. Without zones, conntrack
+// treats the two queries as one connection. A reply must be in the zone of its query. Otherwise a firewall does not
 // recognize the resolver's reply, and the kernel does not translate the agent's reply to come from the resolver's address.
 func (s *sampler) proveZones(ctx context.Context, harness packetSender) (proofs []Proof, err error) {
 	var first, second []sample

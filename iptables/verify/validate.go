@@ -83,9 +83,9 @@ func capturePorts(rules *iptables.RuleSet) (all []uint16) {
 }
 
 // judgeUnwatched completes the proof of a packet that arrived at none of the sockets. If a transparent proxy should receive
-// it, the kernel drops it, because the proxy does not run and an unprivileged process cannot open a transparent socket. The
-// packet is then considered captured, because it did not arrive elsewhere. A packet to the outside that should be
-// redirected has left the namespace.
+// it, the kernel drops it: the proxy does not run, and an unprivileged process cannot open a transparent socket. The packet
+// then counts as captured, because it did not arrive elsewhere. A packet to the outside that should be redirected has left
+// the namespace.
 func (p *Proof) judgeUnwatched(s sample) {
 	if p.Unproven != "" || p.got.end != iptables.Dropped && p.got.end != iptables.Refused {
 		return
