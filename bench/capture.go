@@ -13,20 +13,20 @@ import (
 	"time"
 )
 
-// meshWay is one way in which a local mesh delivers an application's traffic to its sidecar.
+// meshWay is one of the ways in which a local mesh delivers an application's traffic to its sidecar.
 type meshWay struct {
 	flag    string
-	address string // of the application's connections
+	address string // address to which the application connects
 	target  string
 	side    side
-	started []float64 // seconds until `up` reports that all is ready
+	started []float64 // seconds until `up` reports that all workloads are ready
 }
 
 // capture compares a local mesh with redirected traffic and one with HTTP proxies: the start-up time, and the latency
 // of a request through two sidecars. It needs root.
 func (b *bench) capture(ctx context.Context) error {
 	if os.Geteuid() != 0 {
-		return fmt.Errorf("only root can make network namespaces: run `bench -only capture` as root")
+		return fmt.Errorf("only root can create network namespaces: run `bench -only capture` as root")
 	}
 	ways := []*meshWay{
 		{flag: "--no-capture", address: meshClient + ":15080", target: "http://server:8080/", side: side{name: "by a proxy setting"}},
@@ -40,7 +40,7 @@ func (b *bench) capture(ctx context.Context) error {
 	if err := unpack("mesh", dir, "${BENCH}", self); err != nil {
 		return err
 	}
-	defer func() { // stops what still runs after a failure
+	defer func() { // after a failure, a mesh may still be running
 		for _, w := range ways {
 			_ = b.down(context.WithoutCancel(ctx), w)
 		}
@@ -64,7 +64,7 @@ func (b *bench) capture(ctx context.Context) error {
 	return nil
 }
 
-// timeStart starts a mesh. It keeps running in the last round.
+// timeStart measures the start of a mesh, and stops the mesh again. In the last round, the mesh continues to run.
 func (b *bench) timeStart(ctx context.Context, w *meshWay, dir string, round int) error {
 	start := time.Now()
 	up := exec.CommandContext(ctx, filepath.Join(b.bin, "pilotfish"), "up", "-f", filepath.Join(dir, "mesh.yaml"), w.flag, "--detach",
@@ -116,13 +116,13 @@ func (b *bench) compareWays(ctx context.Context, ways []*meshWay, connections in
 	return nil
 }
 
-// loadResult is a result that one process sends to another; times in microseconds.
+// loadResult is the result of a load in JSON, which a child process prints. Times are in microseconds.
 type loadResult struct {
 	PerSecond, P50, P99 float64
 	Requests, Failed    int
 }
 
-// loadAs generates the load in the environment of the client's application.
+// loadAs generates the load as the application of the workload client, in a child process.
 func (b *bench) loadAs(ctx context.Context, w *meshWay, connections int) (loadResult, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -137,7 +137,7 @@ func (b *bench) loadAs(ctx context.Context, w *meshWay, connections int) (loadRe
 	}
 	var r loadResult
 	if err := json.Unmarshal(out, &r); err != nil {
-		return r, fmt.Errorf("the load's result %q: %w", out, err)
+		return r, fmt.Errorf("parsing the result of the load %q: %w", out, err)
 	}
 	if r.Failed > 0 {
 		return r, fmt.Errorf("%d of %d requests were not answered with 200", r.Failed, r.Requests)
@@ -145,7 +145,7 @@ func (b *bench) loadAs(ctx context.Context, w *meshWay, connections int) (loadRe
 	return r, nil
 }
 
-// loadFor generates a load for another process, and prints its result.
+// loadFor generates a load and prints its result as JSON, for loadAs in the parent process.
 func (b *bench) loadFor(ctx context.Context, l load) error {
 	l.host, l.duration = "server:8080", b.load
 	if err := awaitAnswer(ctx, l); err != nil {

@@ -23,16 +23,16 @@ import (
 )
 
 const (
-	secretPushes  = 500 // of one secret to one stream
+	secretPushes  = 500 // number of changes of one secret, for one stream
 	secretStreams = 1000
-	fileSwaps     = 100 // of a certificate's files in an Envoy
+	fileSwaps     = 100 // number of changes of the certificate files that an Envoy uses
 	secretPort    = 18443
 	// secretTimeout limits operations that could otherwise hang.
 	secretTimeout = 20 * time.Second
 )
 
-// certificate measures the time from the start of a source to its certificate at a client, pushes per second, and the
-// time from a file change to a client and to new connections to Envoy.
+// certificate measures the SDS server: the time from its start until a client has a certificate, the pushes per second, and
+// the time from a change of certificate files until a client and Envoy use the new certificate.
 func (b *bench) certificate(ctx context.Context) error {
 	stop, err := b.startPlane(ctx)
 	if err != nil {
@@ -125,7 +125,7 @@ func firstCertificate(ctx context.Context, dir string, key sds.KeyType) (time.Du
 	return time.Since(began), nil
 }
 
-// certificateFiles is a certificate whose files can be replaced.
+// certificateFiles are the files of a certificate, and two versions of their contents.
 type certificateFiles struct {
 	dir, cert, key string
 	versions       [2][2][]byte
@@ -151,7 +151,7 @@ func newCertificateFiles(dir string) (*certificateFiles, error) {
 
 func (p *certificateFiles) name() string { return "file-cert:" + p.cert + "~" + p.key }
 
-// swap installs the other version, as a tool that renews certificates does.
+// swap replaces the files by the other version, as programs that renew certificates do.
 func (p *certificateFiles) swap() error {
 	version := p.versions[p.next%2]
 	p.next++
@@ -166,7 +166,8 @@ func (p *certificateFiles) swap() error {
 	return nil
 }
 
-// secretPushes changes a secret as fast as one client acknowledges it, and then once for many clients.
+// secretPushes measures how fast a changed secret is pushed: first repeatedly to one client, each time after its ACK, and
+// then once to many clients.
 func (b *bench) secretPushes(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*secretTimeout)
 	defer cancel()
@@ -220,7 +221,7 @@ func (b *bench) secretPushes(ctx context.Context) error {
 	return nil
 }
 
-// trustServer serves a certificate from files.
+// trustServer starts an SDS server that serves a certificate from files, and connects to it.
 func trustServer(ctx context.Context, dir string) (secretv3.SecretDiscoveryServiceClient, func(), *sds.Server, error) {
 	if err := writeCertificates(dir, "server"); err != nil {
 		return nil, nil, nil, err
@@ -245,7 +246,7 @@ func trustServer(ctx context.Context, dir string) (secretv3.SecretDiscoveryServi
 	return secretv3.NewSecretDiscoveryServiceClient(conn), func() { _ = conn.Close(); cancel(); <-ended }, server, nil
 }
 
-// rootVersions returns two different sets of roots.
+// rootVersions returns two different sets of root certificates.
 func rootVersions(dir string) (versions [2][]string, err error) {
 	for i := range versions {
 		more := filepath.Join(dir, fmt.Sprint(i))
@@ -290,8 +291,8 @@ static_resources:
     load_assignment: {cluster_name: sds-grpc, endpoints: [{lb_endpoints: [{endpoint: {address: {pipe: {path: ./s}}}}]}]}
 `
 
-// fileChanges measures the time from the change of a certificate's files to its arrival at a client, and to Envoy's
-// next handshake with it.
+// fileChanges measures the time from a change of certificate files until an SDS client receives the new certificate, and
+// until Envoy uses it in a TLS handshake.
 func (b *bench) fileChanges(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*secretTimeout)
 	defer cancel()
@@ -343,7 +344,7 @@ func (b *bench) fileChanges(ctx context.Context) error {
 				return err
 			}
 			if time.Since(began) > 10*time.Second {
-				return fmt.Errorf("Envoy has had the old certificate for 10 s")
+				return fmt.Errorf("Envoy still uses the old certificate after 10 s")
 			}
 		}
 		served = append(served, time.Since(began))
@@ -360,7 +361,7 @@ func (b *bench) fileChanges(ctx context.Context) error {
 	return nil
 }
 
-// servedSerial is that of the certificate which Envoy shows.
+// servedSerial returns the serial number of the certificate that Envoy sends in a TLS handshake.
 func servedSerial() (string, error) {
 	conn, err := tls.DialWithDialer(&net.Dialer{Timeout: 5 * time.Second}, "tcp", fmt.Sprintf("%s:%d", proxyAddress, secretPort),
 		&tls.Config{InsecureSkipVerify: true})

@@ -18,8 +18,8 @@ import (
 	"time"
 )
 
-// writeCertificates puts a root and a certificate for each service account into the directory, as a person would make
-// them for a pair of Envoys configured by hand: ECDSA P-256, like those of the mesh.
+// writeCertificates writes a root certificate, and a certificate for each service account, into a directory. The manually
+// configured Envoys use them. The keys are of type ECDSA P-256, as in the mesh.
 func writeCertificates(dir string, serviceAccounts ...string) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

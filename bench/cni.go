@@ -25,17 +25,17 @@ import (
 )
 
 const (
-	cniAlone      = 200 // ADDs one after another, a kind
-	cniConcurrent = 50  // at a time
+	cniAlone      = 200 // number of sequential calls of each kind
+	cniConcurrent = 50  // number of concurrent ADD calls
 	cniTogether   = 1000
 )
 
 // cni measures the CNI plugin from the start of its process to its exit, as a container runtime observes it: for a
-// redirected pod, for an excluded pod, and for the version command alone; sequentially and concurrently. A node agent
-// on a unix socket serves the pods.
+// redirected pod, for an excluded pod, and for the command VERSION. It calls the plugin sequentially and concurrently. A
+// node agent on a unix socket returns the pods to the plugin.
 func (b *bench) cni(ctx context.Context) error {
 	if os.Geteuid() != 0 {
-		return errors.New("only root can make network namespaces")
+		return errors.New("only root can create network namespaces")
 	}
 	stop, err := serveAgent(filepath.Join(b.dir, agentapi.SocketName))
 	if err != nil {
@@ -76,7 +76,7 @@ func (b *bench) cni(ctx context.Context) error {
 // cniRun is one run of the plugin.
 type cniRun struct {
 	took      time.Duration
-	processor time.Duration // CPU time of the plugin, which depends less on other load than the time does
+	processor time.Duration // CPU time of the plugin; it depends less on other load of the machine than the elapsed time
 }
 
 func printTimes(name string, runs []cniRun) {
@@ -92,7 +92,7 @@ func printTimes(name string, runs []cniRun) {
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// concurrent measures concurrent ADDs, each in its own namespace.
+// concurrent measures concurrent ADD calls, each in a separate network namespace.
 func (b *bench) concurrent(ctx context.Context) (times []cniRun, err error) {
 	slots, mu := make(chan struct{}, cniConcurrent), sync.Mutex{}
 	var all sync.WaitGroup
@@ -119,7 +119,8 @@ func (b *bench) addInNew(ctx context.Context) (cniRun, error) {
 	return b.callCNI(ctx, ns, "ADD", "web")
 }
 
-// newNetNS creates a network namespace with an active loopback, on a thread that ends afterwards.
+// newNetNS creates a network namespace with an active loopback interface. It uses a separate thread, which ends
+// afterwards.
 func newNetNS() (ns netns.NsHandle, err error) {
 	done := make(chan struct{})
 	go func() {
@@ -148,7 +149,7 @@ func (b *bench) callCNI(ctx context.Context, ns netns.NsHandle, command, pod str
 	return cniRun{took: time.Since(begin), processor: cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()}, nil
 }
 
-// serveAgent runs a node agent with a pod of the mesh, web, and another one, plain.
+// serveAgent runs a node agent with two pods: web, which is in the mesh, and plain, which is not.
 func serveAgent(socket string) (stop func(), err error) {
 	l, err := net.Listen("unix", socket)
 	if err != nil {

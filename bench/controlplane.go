@@ -23,7 +23,7 @@ import (
 
 func now() int64 { return time.Now().UnixNano() }
 
-// sizes parses "100,400".
+// sizes parses a comma-separated list of numbers, such as "100,400".
 func sizes(text string) (list []int, err error) {
 	for _, word := range strings.Split(text, ",") {
 		n, err := strconv.Atoi(word)
@@ -61,7 +61,7 @@ func (b *bench) eachSize(measure func(services, proxies int) error) error {
 	return nil
 }
 
-// planeRun is one control plane and its clients.
+// planeRun is a measurement of one running control plane and its clients.
 type planeRun struct {
 	pid     int
 	proxies int
@@ -70,12 +70,12 @@ type planeRun struct {
 	costs   []planeCost
 }
 
-// planeCost contains the costs of one operation; for a change, the medians.
+// planeCost contains the costs of one operation. For a repeated change, they are medians.
 type planeCost struct {
 	what      string
 	time, cpu time.Duration
-	bytes     float64 // received per proxy
-	peak      float64 // peak memory so far in MB
+	bytes     float64 // number of bytes that each proxy received
+	peak      float64 // peak memory of the control plane so far, in MB
 }
 
 func (b *bench) planeWith(ctx context.Context, services, proxies int) error {
@@ -109,7 +109,7 @@ func (b *bench) measurePlane(ctx context.Context, services, proxies int, of plan
 	}
 	defer stopFleet()
 	if err := run.cold(program.address, b.slow, b.refusing); err != nil {
-		return nil, fmt.Errorf("from cold: %w", err)
+		return nil, fmt.Errorf("connecting all clients: %w", err)
 	}
 	for _, e := range planeEdits {
 		if b.edits != "" && !slices.Contains(strings.Split(b.edits, ","), e.name) {
@@ -120,7 +120,7 @@ func (b *bench) measurePlane(ctx context.Context, services, proxies int, of plan
 		}
 	}
 	if err := run.reconnect(); err != nil {
-		return nil, fmt.Errorf("the return of all: %w", err)
+		return nil, fmt.Errorf("reconnecting all clients: %w", err)
 	}
 	return run.costs, ctx.Err()
 }
@@ -132,7 +132,8 @@ type planeProgram struct {
 	ready   string // URL that returns 200 when it is ready
 }
 
-// planeOf returns a command for a control plane with the files of a mesh, and may write into dir.
+// planeOf is a function that returns the command of a control plane which serves the files of a mesh. The function may
+// write into dir.
 type planeOf func(ctx context.Context, dir string, mesh *planeMesh) (planeProgram, error)
 
 func (b *bench) pilotfishPlane(ctx context.Context, dir string, mesh *planeMesh) (planeProgram, error) {
@@ -145,7 +146,7 @@ func (b *bench) pilotfishPlane(ctx context.Context, dir string, mesh *planeMesh)
 	return planeProgram{cmd, "127.0.0.1:" + plain, "http://127.0.0.1:" + monitoring + "/ready"}, nil
 }
 
-// start starts the control plane, and records the costs until it is ready.
+// start starts the control plane, waits until it is ready, and records the costs of the start.
 func (r *planeRun) start(p planeProgram, logFile string) (stop func(), err error) {
 	log, err := os.Create(logFile)
 	if err != nil {
@@ -207,7 +208,7 @@ func awaitReady(url string) error {
 	}
 }
 
-// startFleet runs this program again as the clients.
+// startFleet starts this program as a child process that simulates the clients.
 func (r *planeRun) startFleet(ctx context.Context) (stop func(), err error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -231,7 +232,7 @@ func (r *planeRun) startFleet(ctx context.Context) (stop func(), err error) {
 	return func() { _ = r.fleet.Close(); _ = cmd.Wait() }, nil
 }
 
-// pipes joins two pipe ends to one connection.
+// pipes combines the read end of one pipe and the write end of another to a connection.
 type pipes struct {
 	io.ReadCloser
 	out io.WriteCloser
@@ -241,7 +242,7 @@ func (p pipes) Write(b []byte) (int, error) { return p.out.Write(b) }
 
 func (p pipes) Close() error { _ = p.out.Close(); return p.ReadCloser.Close() }
 
-// cold connects all proxies concurrently to a control plane without earlier clients.
+// cold measures the first connections: all clients connect concurrently to a newly started control plane.
 func (r *planeRun) cold(address string, slow, refusing int) error {
 	var report fleet.Report
 	cpu, err := r.cpuTimeOf(func() error {
@@ -263,12 +264,12 @@ func (r *planeRun) reconnect() error {
 		return err
 	}
 	r.print("all come back", report, cpu)
-	time.Sleep(6 * time.Second) // to measure the idle memory
+	time.Sleep(6 * time.Second) // so that the next line reports the idle memory
 	fmt.Printf("  %-18s %s\n", "at rest", r.memory())
 	return nil
 }
 
-// change applies an edit several times.
+// change measures an edit of the mesh's files, which it applies several times.
 func (r *planeRun) change(name string, edit func(*planeMesh) planeEdit, rounds int) error {
 	if rounds == 0 {
 		return nil
@@ -312,7 +313,7 @@ func (r *planeRun) measureOnce(e planeEdit, report *fleet.Report) (cpu time.Dura
 		}
 		await := "Fleet.Await"
 		if e.text == "" {
-			await = "Fleet.AwaitAny" // a removal has no resource with the marker
+			await = "Fleet.AwaitAny" // after a removal, no response contains the marker
 		}
 		if err := r.fleet.Call(await, since, report); err != nil {
 			return err
@@ -324,7 +325,7 @@ func (r *planeRun) measureOnce(e planeEdit, report *fleet.Report) (cpu time.Dura
 	})
 }
 
-// cpuTimeOf returns the CPU time that the control plane uses while do runs.
+// cpuTimeOf runs do, and returns the CPU time that the control plane uses meanwhile.
 func (r *planeRun) cpuTimeOf(do func() error) (time.Duration, error) {
 	before, err := cpuTime(r.pid)
 	if err != nil {

@@ -11,12 +11,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/bench/fleet"
 )
 
-// planeMesh manages the files of a mesh with many services. Each service has a ServiceEntry with endpoints and a
-// VirtualService; each tenth also has a DestinationRule.
+// planeMesh writes and edits the configuration files of a mesh with many services. Each service has a ServiceEntry with
+// endpoints, and a VirtualService. Every tenth service also has a DestinationRule.
 type planeMesh struct {
 	dir      string
 	services int
-	edits    int // number of edits so far, which makes each edit unique
+	edits    int // number of edits so far; edits contain it, so that each is unique
 }
 
 const (
@@ -89,14 +89,14 @@ spec: {host: %s, trafficPolicy: {connectionPool: {tcp: {connectTimeout: %ds}}}}
 `, i, i%planeNamespaces, serviceHost(i), seconds)
 }
 
-// planeEdit is a change of one file, with the marker by which clients recognize it.
+// planeEdit is a change of one file. Clients recognize its effect by a marker in the responses.
 type planeEdit struct {
 	file, text string // an empty text removes the file
 	sign       fleet.Sign
-	last       bool // measure until the last response instead of the one with the marker
+	last       bool // measure until the last response, not until the response with the marker
 }
 
-// planeEdits are the measured changes. Each round changes another service.
+// planeEdits are the measured kinds of changes. Each round of a kind changes a different service.
 var planeEdits = []struct {
 	name string
 	edit func(*planeMesh) planeEdit
@@ -139,7 +139,7 @@ func (m *planeMesh) removeService() planeEdit {
 	return planeEdit{m.file("added", m.edits), "", fleet.Sign{Text: fmt.Sprintf("added-%d.mesh.example", m.edits), Types: []string{"Cluster"}}, true}
 }
 
-// apply makes the change, and returns the time before it.
+// apply makes the change. since is the time before it, in nanoseconds since 1970.
 func (e planeEdit) apply() (since int64, err error) {
 	if e.text == "" {
 		since = now()

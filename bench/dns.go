@@ -30,10 +30,10 @@ const (
 	ourNamesPort = 15053
 	unboundPort  = 15054
 	resolverPort = 15055
-	pacedRate    = 2000 // queries per second, to measure latency
+	pacedRate    = 2000 // queries per second in the measurement of the latency
 )
 
-// nameServer is one of the compared servers.
+// nameServer is one of the compared DNS servers.
 type nameServer struct {
 	name string
 	port int
@@ -41,11 +41,11 @@ type nameServer struct {
 	stop func() error
 }
 
-// nameRun is the result of one load on one server.
-type nameRun struct{ perSecond, cpu float64 } // cpu in microseconds per query
+// nameRun is the result of one load on one server: queries per second, and CPU time per query in microseconds.
+type nameRun struct{ perSecond, cpu float64 }
 
-// names compares the DNS server with unbound on the same data: names of the mesh, uncached forwarded names, and cached
-// forwarded names.
+// names compares the agent's DNS server with unbound. Both serve the same data: names of the mesh, forwarded names that are
+// not cached, and forwarded names that are cached.
 func (b *bench) names(ctx context.Context) error {
 	for _, program := range []string{"unbound", "dnsperf"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -200,10 +200,10 @@ func (b *bench) startNames(ctx context.Context, name string, port int, program s
 		}
 		pause(ctx, 50*time.Millisecond)
 	}
-	return nil, errors.Join(fmt.Errorf("%s does not answer: %w", name, err), s.stop())
+	return nil, errors.Join(fmt.Errorf("%s does not respond: %w", name, err), s.stop())
 }
 
-// perf loads a server with dnsperf, with a file's queries once or repeatedly.
+// perf measures a server with dnsperf. It sends the queries in a file, once or repeatedly.
 func (b *bench) perf(ctx context.Context, s *nameServer, file string, once bool) (nameRun, error) {
 	limit := []string{"-l", strconv.Itoa(max(1, int(b.load.Seconds())))}
 	if once {
@@ -225,7 +225,7 @@ func (b *bench) perf(ctx context.Context, s *nameServer, file string, once bool)
 	completed, perSecond := perfNumber(string(out), "Queries completed:"), perfNumber(string(out), "Queries per second:")
 	lost := perfNumber(string(out), "Queries lost:")
 	if completed == 0 || lost > completed/1000 || !strings.Contains(string(out), "NOERROR") || strings.Contains(string(out), "SERVFAIL") {
-		return nameRun{}, fmt.Errorf("%s did not answer well: %s", s.name, out)
+		return nameRun{}, fmt.Errorf("%s lost queries or returned errors: %s", s.name, out)
 	}
 	return nameRun{perSecond: perSecond, cpu: float64((after - before).Microseconds()) / completed}, nil
 }
@@ -250,7 +250,7 @@ func cpuTime(pid int) (time.Duration, error) {
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
-			continue // the thread may have ended
+			continue // the thread has probably exited
 		}
 		n, _ := strconv.ParseInt(strings.Fields(string(text))[0], 10, 64)
 		sum += time.Duration(n)
@@ -258,7 +258,7 @@ func cpuTime(pid int) (time.Duration, error) {
 	return sum, nil
 }
 
-// paced sends queries at a rate that leaves the server mostly idle, and returns the 99th percentile of the latency in
+// paced sends queries at pacedRate, which leaves the server mostly idle. It returns the 99th percentile of the latency in
 // microseconds.
 func (b *bench) paced(ctx context.Context, port int, mesh bool) (float64, error) {
 	conn, err := net.Dial("udp", net.JoinHostPort(nameAddress, strconv.Itoa(port)))
@@ -293,7 +293,7 @@ func (b *bench) paced(ctx context.Context, port int, mesh bool) (float64, error)
 	return took[len(took)*99/100], nil
 }
 
-// serveNames runs the agent's DNS server alone, with the garbage collector's settings of an idle agent.
+// serveNames runs the agent's DNS server in this process, with the garbage collector settings of an idle agent.
 func serveNames(ctx context.Context, resolvConf string) error {
 	debug.SetGCPercent(40)
 	server, err := dns.New(dns.Config{

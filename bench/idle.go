@@ -20,8 +20,8 @@ const (
 	probePeriod = 250 * time.Millisecond
 )
 
-// idle measures the memory of an idle agent and the wake-ups of it and its Envoy, and its memory again after frequent
-// probes.
+// idle measures the memory of an idle agent, the wake-ups of the agent and its Envoy, and the memory of the agent after
+// frequent probes.
 func (b *bench) idle(ctx context.Context) error {
 	stop, err := b.startPlane(ctx)
 	if err != nil {
@@ -38,7 +38,7 @@ func (b *bench) idle(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("resident memory of the agent (VmRSS), and how often it is awake\n")
+	fmt.Printf("resident memory of the agent (VmRSS), and its wake-ups\n")
 	if err := weigh("when ready", pid); err != nil {
 		return err
 	}
@@ -53,9 +53,9 @@ func (b *bench) idle(ctx context.Context) error {
 		return err
 	}
 	for i, name := range []string{"the agent", "its Envoy"} {
-		fmt.Printf("  %s in %v of rest: awake in %d tenths of a second, %d switches of threads\n", name, idleTime, seen[i].moments, seen[i].switches)
+		fmt.Printf("  %s, idle for %v: ran in %d intervals of 0.1 s, %d thread wake-ups\n", name, idleTime, seen[i].moments, seen[i].switches)
 	}
-	if err := weigh("after a minute of rest", pid); err != nil {
+	if err := weigh("after being idle for a minute", pid); err != nil {
 		return err
 	}
 	for end := time.Now().Add(probedTime); time.Now().Before(end) && pause(ctx, probePeriod); {
@@ -63,10 +63,10 @@ func (b *bench) idle(ctx context.Context) error {
 			return err
 		}
 	}
-	return weigh("probed 4 times a second for a minute", pid)
+	return weigh("after a minute with 4 probes a second", pid)
 }
 
-// shutdown measures the time from SIGTERM to the exit of a sidecar without clients, and of Envoy alone.
+// shutdown measures the time from SIGTERM to the exit, for a sidecar without clients and for Envoy alone.
 func (b *bench) shutdown(ctx context.Context) error {
 	stop, err := b.startPlane(ctx)
 	if err != nil {
@@ -84,12 +84,12 @@ func (b *bench) shutdown(ctx context.Context) error {
 			return err
 		}
 		if err := agent.cmd.Wait(); err != nil {
-			return fmt.Errorf("the agent did not end well: %w", err)
+			return fmt.Errorf("stopping the agent: %w", err)
 		}
 		took = append(took, time.Since(signaled))
 	}
 	middle := median(took)
-	fmt.Printf("SIGTERM to the end of an idle sidecar, of %d\n", len(took))
+	fmt.Printf("time from SIGTERM to the exit of an idle sidecar, %d measurements\n", len(took))
 	fmt.Printf("  median %d ms, slowest %d ms\n", middle.Milliseconds(), took[len(took)-1].Milliseconds())
 	return nil
 }
@@ -111,7 +111,7 @@ func weigh(when string, pid int) error {
 	return err
 }
 
-// memory is the memory of a process in MiB: all, and without the pages of its program file, which processes share.
+// memory is the resident memory of a process in MiB. own excludes the pages of the program file, which processes share.
 type memory struct{ all, own float64 }
 
 func memoryOf(pid int) (memory, error) {
@@ -124,13 +124,13 @@ func memoryOf(pid int) (memory, error) {
 	return memory{all / 1024, own / 1024}, err
 }
 
-// activity counts how often a process ran during some time.
+// activity counts how often a process ran.
 type activity struct {
-	moments  int // tenths of a second in which it ran
-	switches int // wake-ups of its threads
+	moments  int // number of intervals of 0.1 s in which it ran
+	switches int // number of wake-ups of its threads
 }
 
-// watch counts the activity of processes over some time.
+// watch returns the activity of each process during the specified time.
 func watch(ctx context.Context, during time.Duration, pids ...int) ([]activity, error) {
 	seen, last := make([]activity, len(pids)), make([]int, len(pids))
 	for end, first := time.Now().Add(during), true; time.Now().Before(end); first = false {
@@ -152,7 +152,7 @@ func watch(ctx context.Context, during time.Duration, pids ...int) ([]activity, 
 	return seen, nil
 }
 
-// switches returns the voluntary context switches of all threads of a process. Each one is a wake-up.
+// switches returns the number of voluntary context switches of all threads of a process. Each of them is one wake-up.
 func switches(pid int) (int, error) {
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
 	if err != nil || len(files) == 0 {
@@ -183,7 +183,7 @@ func statusField(file, name string) (float64, error) {
 	return 0, fmt.Errorf("%s has no %s", file, name)
 }
 
-// childOf returns the only child process of an agent: its Envoy.
+// childOf returns the PID of the only child process of an agent, which is its Envoy.
 func childOf(pid int) (int, error) {
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	if err != nil {

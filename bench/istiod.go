@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// compareIstiod measures this control plane and Istio's in turn, with the same files, clients and changes, and prints
-// the ratio of each turn.
+// compareIstiod measures this control plane and Istio's alternately, with the same files, clients and changes. It prints
+// the median of the ratios of all turns.
 func (b *bench) compareIstiod(ctx context.Context) error {
 	if b.istiod == "" {
 		return errors.New("set -istiod to the path of Istio's pilot-discovery")
@@ -42,7 +42,7 @@ func (b *bench) compareIstiodWith(ctx context.Context, services, proxies int) er
 			*side.into = append(*side.into, costs)
 		}
 	}
-	fmt.Printf("istiod's to pilotfish's, medians of the ratios of %d turns\n", b.turns)
+	fmt.Printf("ratios of istiod to pilotfish, medians of %d turns\n", b.turns)
 	for i, c := range ours[0] {
 		of := func(field func(planeCost) float64) float64 {
 			return ratio(columnOf(theirs, i, field), columnOf(ours, i, field))
@@ -50,7 +50,7 @@ func (b *bench) compareIstiodWith(ctx context.Context, services, proxies int) er
 		fmt.Printf("  %-18s time x%-6.1f CPU x%-6.1f memory at most so far x%-5.1f", c.what,
 			of(func(c planeCost) float64 { return ms(c.time) }), of(func(c planeCost) float64 { return ms(c.cpu) }),
 			of(func(c planeCost) float64 { return c.peak }))
-		if c.bytes > 0 { // zero at the start, and little after a reconnection
+		if c.bytes > 0 { // 0 for the start of the control plane
 			fmt.Printf(" bytes a proxy x%.1f", of(func(c planeCost) float64 { return c.bytes }))
 		}
 		fmt.Println()
@@ -65,8 +65,8 @@ func columnOf(turns [][]planeCost, i int, field func(planeCost) float64) (out []
 	return out
 }
 
-// istiodPlane returns the command for Istio's control plane with the files of the mesh. It needs a Kubernetes API to
-// start, which here contains no objects.
+// istiodPlane returns the command that starts Istio's control plane with the files of the mesh. istiod requires a
+// Kubernetes API; it uses an emptyKubernetes.
 func (b *bench) istiodPlane(ctx context.Context, dir string, mesh *planeMesh) (planeProgram, error) {
 	api := &emptyKubernetes{made: map[string]json.RawMessage{}}
 	address, err := api.serve(ctx)
@@ -106,7 +106,7 @@ func (k *emptyKubernetes) serve(ctx context.Context) (address string, err error)
 		return "", err
 	}
 	server := &http.Server{Handler: k, ReadHeaderTimeout: 10 * time.Second}
-	go func() { _ = server.Serve(listener) }() // until it is closed
+	go func() { _ = server.Serve(listener) }() // returns when the server is closed
 	context.AfterFunc(ctx, func() { _ = server.Close() })
 	return listener.Addr().String(), nil
 }
@@ -114,7 +114,7 @@ func (k *emptyKubernetes) serve(ctx context.Context) (address string, err error)
 // emptyKubernetes is a fake API server that contains only objects created through it.
 type emptyKubernetes struct {
 	mu   sync.Mutex
-	made map[string]json.RawMessage // by path
+	made map[string]json.RawMessage // created objects by path
 }
 
 func (k *emptyKubernetes) ServeHTTP(w http.ResponseWriter, r *http.Request) {

@@ -14,7 +14,8 @@ import (
 	"embed"
 )
 
-// Addresses: the mesh's network is set in its topology; the manual pair has its own.
+// Loopback addresses of the processes. The topology file sets the mesh's network. The two manually configured Envoys have
+// another network.
 const (
 	meshClient = "127.71.1.1"
 	meshServer = "127.71.2.1"
@@ -26,7 +27,7 @@ const (
 //go:embed hand mesh
 var files embed.FS
 
-// side is one of the compared ways.
+// side contains the results of one of the compared ways to send requests.
 type side struct {
 	name    string
 	address string
@@ -36,8 +37,8 @@ type side struct {
 	p99     []float64
 }
 
-// path compares a request through two sidecars with a direct one, and with two manually configured Envoys with the same
-// filters. All three call the same application, in turn.
+// path compares requests through two sidecars with direct requests, and with requests through two manually configured
+// Envoys with the same filters. It measures the three ways alternately, with the same application.
 func (b *bench) path(ctx context.Context) error {
 	stopMesh, err := b.startMesh(ctx)
 	if err != nil {
@@ -51,7 +52,7 @@ func (b *bench) path(ctx context.Context) error {
 	defer stopHand()
 	sides := []*side{
 		{name: "direct", address: meshApp + ":8080", target: "/"},
-		{name: "two Envoys by hand", address: handClient + ":15080", target: "http://server:8080/"},
+		{name: "two manual Envoys", address: handClient + ":15080", target: "http://server:8080/"},
 		{name: "two sidecars", address: meshClient + ":15080", target: "http://server:8080/"},
 	}
 	for _, connections := range []int{1, 32} {
@@ -70,14 +71,14 @@ func (b *bench) compare(ctx context.Context, sides []*side, connections int) err
 		for _, s := range sides {
 			l := load{address: s.address, target: s.target, host: "server:8080", connections: connections, duration: b.load}
 			if round == 0 {
-				l.duration /= 3 // warm-up, not counted
+				l.duration /= 3 // warm-up, without a result
 			}
 			r, err := l.run(ctx)
 			if err != nil {
 				return fmt.Errorf("%s: %w", s.name, err)
 			}
 			if r.failed > 0 {
-				return fmt.Errorf("%s: %d of %d requests were not answered with 200", s.name, r.failed, r.requests)
+				return fmt.Errorf("%s: %d of %d responses did not have status 200", s.name, r.failed, r.requests)
 			}
 			if round > 0 {
 				s.rps = append(s.rps, r.perSecond())
@@ -98,7 +99,7 @@ func (b *bench) compare(ctx context.Context, sides []*side, connections int) err
 
 func clone(v []float64) []float64 { return append([]float64(nil), v...) }
 
-// ratio returns the median of the ratios of each round.
+// ratio returns the median of the ratios a[i]/b[i], one for each round.
 func ratio(a, b []float64) float64 {
 	ratios := make([]float64, len(a))
 	for i := range a {
@@ -107,7 +108,7 @@ func ratio(a, b []float64) float64 {
 	return medianOf(ratios)
 }
 
-// unpack writes the embedded files under from to the directory to, and replaces their placeholders with values.
+// unpack writes the embedded files in from to the directory to. values are pairs of a placeholder and its replacement.
 func unpack(from, to string, values ...string) error {
 	replace := strings.NewReplacer(values...)
 	return fs.WalkDir(files, from, func(path string, d fs.DirEntry, err error) error {
@@ -167,7 +168,7 @@ func (b *bench) startHand(ctx context.Context) (stop func(), err error) {
 				return nil, err
 			}
 		}
-		// One worker, as the sidecars of the local mesh have.
+		// One worker thread, as in the sidecars of the local mesh.
 		s, err := start(dir, os.Environ(), b.envoy, "-c", p.name+".yaml", "--disable-hot-restart", "-l", "warning", "--concurrency", "1")
 		if err != nil {
 			stop()
@@ -176,7 +177,7 @@ func (b *bench) startHand(ctx context.Context) (stop func(), err error) {
 		stops = append(stops, s)
 		if _, err := awaitOK(ctx, "http://"+p.address+":15000/ready"); err != nil {
 			stop()
-			return nil, fmt.Errorf("%s by hand: %w", p.name, err)
+			return nil, fmt.Errorf("manual Envoy %s: %w", p.name, err)
 		}
 	}
 	if err := awaitAnswer(ctx, load{address: handClient + ":15080", target: "http://server:8080/", host: "server:8080"}); err != nil {
@@ -186,7 +187,7 @@ func (b *bench) startHand(ctx context.Context) (stop func(), err error) {
 	return stop, nil
 }
 
-// awaitAnswer waits until a request succeeds.
+// awaitAnswer repeats a request until it succeeds.
 func awaitAnswer(ctx context.Context, l load) error {
 	l.connections, l.duration = 1, 50*time.Millisecond
 	var r result
@@ -196,5 +197,5 @@ func awaitAnswer(ctx context.Context, l load) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%s does not answer with 200 (%d of %d did not): %w", l.address, r.failed, r.requests, err)
+	return fmt.Errorf("%s does not respond with status 200 (%d of %d responses had another): %w", l.address, r.failed, r.requests, err)
 }

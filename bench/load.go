@@ -15,18 +15,18 @@ import (
 	"time"
 )
 
-// load describes requests and their rate.
+// load describes requests, the number of connections, and the duration for which they are sent.
 type load struct {
 	// address is the address to connect to.
 	address string
-	// target is the request's target: a path, or an absolute URL for a proxy.
+	// target is the target in the request line: a path, or an absolute URL for an HTTP proxy.
 	target      string
 	host        string
 	connections int
 	duration    time.Duration
 }
 
-// result is the result of a load.
+// result contains the measurements of a load.
 type result struct {
 	requests int
 	failed   int
@@ -36,8 +36,8 @@ type result struct {
 
 func (r result) perSecond() float64 { return float64(r.requests) / r.elapsed.Seconds() }
 
-// run sends requests on all connections, one at a time on each, until the duration has passed. It reuses the same
-// bytes, so that the generator uses little CPU.
+// run sends requests on all connections until the duration has passed. Each connection has one request at a time. All
+// requests consist of the same bytes, so that generating them uses little CPU.
 func (l load) run(ctx context.Context) (result, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.duration)
 	defer cancel()
@@ -62,7 +62,7 @@ func (l load) run(ctx context.Context) (result, error) {
 		return r, err
 	}
 	if len(all) == 0 {
-		return r, fmt.Errorf("no request to %s was answered", l.address)
+		return r, fmt.Errorf("no request to %s received a response", l.address)
 	}
 	slices.Sort(all)
 	r.requests = len(all)
@@ -70,8 +70,8 @@ func (l load) run(ctx context.Context) (result, error) {
 	return r, nil
 }
 
-// sendRequests uses one connection until the context ends. It returns the latency of each response, and how many were
-// not 200.
+// sendRequests sends requests on one connection until the context ends. It returns the latency of each response, and the
+// number of responses with another status than 200.
 func sendRequests(ctx context.Context, address string, request []byte) (latencies []time.Duration, failed int, err error) {
 	conn, err := (&net.Dialer{Timeout: 2 * time.Second}).DialContext(ctx, "tcp", address)
 	if err != nil {
@@ -85,7 +85,7 @@ func sendRequests(ctx context.Context, address string, request []byte) (latencie
 		}
 		sent := time.Now()
 		if _, err := conn.Write(request); err != nil {
-			return latencies, failed, fmt.Errorf("asking %s: %w", address, err)
+			return latencies, failed, fmt.Errorf("sending a request to %s: %w", address, err)
 		}
 		response, err := http.ReadResponse(reader, nil)
 		if err != nil {

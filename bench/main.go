@@ -1,8 +1,8 @@
 //go:build linux
 
-// Command bench compares pilotfish with its parts: the agent with Envoy alone, and a request through two sidecars with
-// a direct one and with two manually configured Envoys. Each comparison runs both sides in turn and prints ratios,
-// because the machines are shared.
+// Command bench measures pilotfish. Where possible, it compares pilotfish with a baseline: the agent with Envoy alone, and
+// requests through two sidecars with direct requests. It measures both sides alternately and prints their ratios, because
+// other load on the machine affects both.
 package main
 
 import (
@@ -30,12 +30,12 @@ type bench struct {
 	rounds int
 	load   time.Duration // duration of one load
 
-	services, proxies string // numbers of services and clients for the control plane
-	slow, refusing    int    // additional clients that read almost nothing, and that NACK everything
+	services, proxies string // comma-separated numbers of services and of proxies of the control plane
+	slow, refusing    int    // numbers of additional clients that read almost nothing, and that NACK everything
 	istiod            string // path of Istio's control plane
 	key               string // key type of certificates; "" is RSA
 	turns             int    // number of alternating measurements with istiod
-	edits             string // measured kinds of changes; empty: all
+	edits             string // comma-separated kinds of changes to measure; empty selects all
 }
 
 func main() {
@@ -47,27 +47,27 @@ func main() {
 
 func run() error {
 	b := &bench{}
-	version := flag.String("envoy-version", "", "version of the Envoy in the cache to use")
-	only := flag.String("only", "startup,rest,end,probe,scrape,certificate,path,relay", "what to measure: startup, rest, end, probe, scrape, certificate, exchange, path, metrics, relay, relay-edits, controlplane, beside and agents (need -istiod; agents also root), scope, cni and capture and redirect (as root), dns (needs unbound and dnsperf)")
-	flag.StringVar(&b.services, "services", "1000", "how many services the control plane has, one mesh after the other")
-	flag.StringVar(&b.proxies, "proxies", "100,400,1000", "how many proxies the control plane has, one fleet after the other")
+	version := flag.String("envoy-version", "", "version of the Envoy to use from pilotfish's cache")
+	only := flag.String("only", "startup,rest,end,probe,scrape,certificate,path,relay", "what to measure: startup, rest (the idle agent), end (shutdown), probe, scrape, certificate, exchange (of tokens), path (of requests), metrics, relay, relay-edits, controlplane, beside (comparison with istiod, needs -istiod), agents (comparison with Istio's agent, needs -istiod and root), scope, cni, capture and redirect (need root), dns (needs unbound and dnsperf)")
+	flag.StringVar(&b.services, "services", "1000", "numbers of services of the control plane, which are measured one after the other")
+	flag.StringVar(&b.proxies, "proxies", "100,400,1000", "numbers of proxies of the control plane, which are measured one after the other")
 	flag.IntVar(&b.slow, "slow", 0, "number of additional control plane clients that read almost nothing")
 	flag.IntVar(&b.refusing, "refusing", 0, "number of additional control plane clients that NACK everything")
-	flag.StringVar(&b.edits, "edits", "", "which changes the control plane is measured with, such as \"endpoint,service added\"; none is all")
-	flag.StringVar(&b.istiod, "istiod", "", "path of Istio's pilot-discovery, to compare the control planes")
-	flag.StringVar(&b.key, "key", "ECDSA", "key type of the certificates of two compared agents: ECDSA, or empty for RSA")
+	flag.StringVar(&b.edits, "edits", "", "kinds of changes to measure in the control plane, such as \"endpoint,service added\" (default: all)")
+	flag.StringVar(&b.istiod, "istiod", "", "path of Istio's pilot-discovery, with which the control plane is compared")
+	flag.StringVar(&b.key, "key", "ECDSA", "key type of the certificates of the compared agents: ECDSA, or empty for RSA")
 	flag.IntVar(&b.turns, "turns", 3, "number of alternating measurements of two control planes or agents")
-	asFleet := flag.Bool("fleet", false, "act as the proxies of a control plane, controlled over standard input")
-	relay := flag.String("relay", "", "be a relay on the way from a control plane: kind,socket,address,roots")
-	serveAt := flag.String("serve", "", "be the application behind the proxies, at this address")
-	namesBy := flag.String("serve-names", "", "be the DNS server, with this resolv.conf")
+	asFleet := flag.Bool("fleet", false, "internal: simulate the proxies of a control plane, controlled over stdin and stdout")
+	relay := flag.String("relay", "", "internal: run an xDS relay to a control plane, as kind,socket,address,roots")
+	serveAt := flag.String("serve", "", "internal: run the application behind the proxies at this address")
+	namesBy := flag.String("serve-names", "", "internal: run the agent's DNS server with this resolv.conf")
 	var one load
-	flag.StringVar(&one.address, "load-at", "", "make one load at this address, and print its result")
-	flag.StringVar(&one.target, "load-target", "/", "the target of that load's requests")
-	flag.IntVar(&one.connections, "connections", 1, "the connections of that load")
+	flag.StringVar(&one.address, "load-at", "", "internal: generate one load at this address, and print its result")
+	flag.StringVar(&one.target, "load-target", "/", "internal: target of the requests of that load")
+	flag.IntVar(&one.connections, "connections", 1, "internal: number of connections of that load")
 	flag.StringVar(&b.bin, "bin", "bin", "directory of the project's binaries")
-	flag.IntVar(&b.rounds, "rounds", 7, "how often each side is measured")
-	flag.DurationVar(&b.load, "load", 3*time.Second, "how long each load lasts")
+	flag.IntVar(&b.rounds, "rounds", 7, "number of measurements of each side")
+	flag.DurationVar(&b.load, "load", 3*time.Second, "duration of each load")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -94,7 +94,7 @@ func run() error {
 	if b.bin, err = filepath.Abs(b.bin); err != nil {
 		return err
 	}
-	// A short path, because it contains unix sockets.
+	// The path must be short, because the directory contains unix sockets.
 	if b.dir, err = os.MkdirTemp("", "pfbench"); err != nil {
 		return err
 	}
@@ -114,7 +114,8 @@ func run() error {
 	return ctx.Err()
 }
 
-// start starts a process that ends with the benchmark. Its output is printed only if it fails.
+// start starts a process. The kernel kills it if the benchmark exits. stop stops it; if the process failed, the error
+// contains its output.
 func start(dir string, env []string, name string, args ...string) (stop func() error, err error) {
 	cmd := exec.Command(name, args...)
 	cmd.Dir, cmd.Env = dir, env
@@ -134,7 +135,7 @@ func start(dir string, env []string, name string, args ...string) (stop func() e
 	}, nil
 }
 
-// median returns the median of durations, and sorts them.
+// median sorts durations, and returns their median.
 func median(d []time.Duration) time.Duration {
 	slices.Sort(d)
 	return d[len(d)/2]

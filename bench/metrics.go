@@ -20,7 +20,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 )
 
-// withoutMetrics disables the standard metrics of the whole mesh.
+// withoutMetrics is a document that disables the standard metrics of the whole mesh.
 const withoutMetrics = `apiVersion: telemetry.istio.io/v1
 kind: Telemetry
 metadata: {name: none, namespace: istio-system}
@@ -30,33 +30,33 @@ spec:
       overrides: [{match: {metric: ALL_METRICS}, disabled: true}]
 `
 
-// updateTimeout is how long both Envoys may take to apply a changed file.
+// updateTimeout is the maximum time until both Envoys have applied a changed file.
 const updateTimeout = 20 * time.Second
 
-// measuredConnections are the numbers of connections of the loads.
+// measuredConnections are the numbers of connections of the measured loads.
 var measuredConnections = []int{1, 32}
 
-// Prefixes of the standard metrics' names, and of the request counter.
+// Prefixes of the names of the standard metrics, and of the request counter.
 var (
 	metricPrefixes  = []string{"envoy_istio_", "istio_"}
 	requestPrefixes = []string{"envoy_istio_requests_total{", "istio_requests_total{"}
 )
 
-// meteredPair is the pair of sidecars of the mesh, whose metrics a file enables or disables.
+// meteredPair is the pair of sidecars in the mesh. A configuration file enables or disables their metrics.
 type meteredPair struct {
-	telemetry string // the file that disables them
+	telemetry string // path of the file that disables the metrics
 	admins    []string
 	pids      []int
 }
 
-// metered contains the results with or without metrics.
+// metered contains the results of the loads with metrics, or of those without.
 type metered struct {
 	side
 	perRequest [][]float64 // CPU time in microseconds per request, by sidecar and round
 }
 
-// metrics measures the cost of the standard metrics: the same requests through the same two sidecars, with metrics and
-// with a Telemetry that disables them, in turn.
+// metrics measures the cost of the standard metrics. It sends the same requests through the same two sidecars, alternately
+// with metrics and with a Telemetry that disables them.
 func (b *bench) metrics(ctx context.Context) error {
 	stop, err := b.startMesh(ctx)
 	if err != nil {
@@ -77,7 +77,7 @@ func (b *bench) metrics(ctx context.Context) error {
 		}
 	}
 	for round := range b.rounds + 1 {
-		// The order alternates, so that neither is always measured last.
+		// The order alternates, so that neither side is always measured last.
 		for _, on := range []bool{round%2 == 0, round%2 != 0} {
 			if err := b.meter(ctx, pair, on, results[on], round == 0); err != nil {
 				return err
@@ -91,7 +91,7 @@ func (b *bench) metrics(ctx context.Context) error {
 	return nil
 }
 
-// meteredPair finds the Envoys of the mesh that startMesh has started.
+// meteredPair finds the Envoys of the two sidecars that startMesh has started.
 func (b *bench) meteredPair() (*meteredPair, error) {
 	pair := &meteredPair{telemetry: filepath.Join(b.dir, "mesh", "config", "telemetry.yaml")}
 	for _, name := range []string{"client", "server"} {
@@ -106,23 +106,23 @@ func (b *bench) meteredPair() (*meteredPair, error) {
 	return pair, nil
 }
 
-// processIn returns the process of a program in a working directory.
+// processIn returns the PID of the process that runs a program in a working directory.
 func processIn(program, dir string) (int, error) {
 	processes, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		return 0, err
 	}
 	for _, p := range processes {
-		exe, _ := os.Readlink(p + "/exe") // a process that ends is not the wanted one
+		exe, _ := os.Readlink(p + "/exe") // fails for processes that have just exited
 		cwd, _ := os.Readlink(p + "/cwd")
 		if exe == program && cwd == dir {
 			return strconv.Atoi(filepath.Base(p))
 		}
 	}
-	return 0, fmt.Errorf("no process of %s is in %s", program, dir)
+	return 0, fmt.Errorf("no process runs %s in %s", program, dir)
 }
 
-// meter runs all loads with or without metrics, and checks that the requests were counted or not.
+// meter runs all loads with or without metrics. It checks that the metrics counted the requests, or did not count them.
 func (b *bench) meter(ctx context.Context, pair *meteredPair, on bool, into []*metered, warmUp bool) error {
 	if err := pair.set(ctx, on); err != nil {
 		return err
@@ -130,7 +130,7 @@ func (b *bench) meter(ctx context.Context, pair *meteredPair, on bool, into []*m
 	for i, connections := range measuredConnections {
 		l := load{address: meshClient + ":15080", target: "http://server:8080/", host: "server:8080", connections: connections, duration: b.load}
 		if warmUp {
-			l.duration /= 3 // warm-up, not counted
+			l.duration /= 3 // warm-up, without a result
 		}
 		counted, spent, err := pair.state(ctx)
 		if err != nil {
@@ -141,7 +141,7 @@ func (b *bench) meter(ctx context.Context, pair *meteredPair, on bool, into []*m
 			return err
 		}
 		if r.failed > 0 {
-			return fmt.Errorf("%d of %d requests were not answered with 200", r.failed, r.requests)
+			return fmt.Errorf("%d of %d responses did not have status 200", r.failed, r.requests)
 		}
 		countedAfter, spentAfter, err := pair.state(ctx)
 		if err != nil {
@@ -161,20 +161,20 @@ func (b *bench) meter(ctx context.Context, pair *meteredPair, on bool, into []*m
 	return nil
 }
 
-// checkCounted checks that the metrics were really enabled or disabled. An earlier connection may carry one more
-// request with the previous setting.
+// checkCounted checks that the metrics were really enabled or disabled during a load. It tolerates one request on an earlier
+// connection, to which the previous setting applies.
 func checkCounted(on bool, requests int, before, after []int) error {
 	stray := requests / 100
 	for i := range before {
 		if counted := after[i] - before[i]; on && counted < requests-stray || !on && counted > stray {
-			return fmt.Errorf("istio_requests_total of sidecar %d went up by %d with %d requests, metrics on: %t", i+1, counted, requests, on)
+			return fmt.Errorf("istio_requests_total of sidecar %d increased by %d with %d requests, metrics enabled: %t", i+1, counted, requests, on)
 		}
 	}
 	return nil
 }
 
-// set enables or disables the metrics, waits until both Envoys have replaced their listeners, and sends a request that
-// closes the connection between them, which still has the previous setting.
+// set enables or disables the metrics, and waits until both Envoys have replaced their listeners. It then sends a request
+// that closes the connection between the Envoys, because the previous setting still applies to it.
 func (m *meteredPair) set(ctx context.Context, on bool) error {
 	var err error
 	if on {
@@ -194,7 +194,7 @@ func (m *meteredPair) set(ctx context.Context, on bool) error {
 			return awaitAnswer(ctx, load{address: meshClient + ":15080", target: "http://server:8080/", host: "server:8080"})
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("metrics on: %t is not in force in both Envoys after %s", on, updateTimeout)
+			return fmt.Errorf("the setting \"metrics enabled: %t\" is not in force in both Envoys after %s", on, updateTimeout)
 		}
 		if !pause(ctx, 50*time.Millisecond) {
 			return ctx.Err()
@@ -215,7 +215,7 @@ func (m *meteredPair) waitUpdated(ctx context.Context, on bool) (bool, error) {
 	return true, nil
 }
 
-// state returns the number of requests that each Envoy's metrics have counted, and its CPU time.
+// state returns, for each Envoy, the number of requests that its metrics have counted, and its CPU time.
 func (m *meteredPair) state(ctx context.Context) (counted []int, spent []time.Duration, err error) {
 	for i, admin := range m.admins {
 		text, err := fetch(ctx, admin+"/stats/prometheus?filter=requests_total")
@@ -239,8 +239,8 @@ func (m *meteredPair) state(ctx context.Context) (counted []int, spent []time.Du
 	return counted, spent, nil
 }
 
-// printSeries prints the number of each Envoy's series for the requests so far, all from one client to one service.
-// Requests before readiness have other labels.
+// printSeries prints the number of series in each Envoy's metrics. All requests are from one client to one service. Failed
+// requests before the mesh was ready have separate series.
 func (m *meteredPair) printSeries(ctx context.Context) error {
 	fmt.Printf("standard metrics of one caller and one service\n")
 	for i, name := range []string{"client's sidecar", "server's sidecar"} {
@@ -249,13 +249,13 @@ func (m *meteredPair) printSeries(ctx context.Context) error {
 			return err
 		}
 		all, own, answers := seriesOf(text, ""), seriesOf(text, metricPrefixes...), seriesOf(text, requestPrefixes...)
-		fmt.Printf("  %-20s %d lines, %d bytes, for %d kinds of answers; with all else that Envoy counts %d lines, %d bytes\n", name,
+		fmt.Printf("  %-20s %d lines, %d bytes, for %d kinds of responses; all statistics of this Envoy: %d lines, %d bytes\n", name,
 			len(own), sizeOf(own), len(answers), len(all), sizeOf(all))
 	}
 	return nil
 }
 
-// seriesOf returns the samples of an exposition whose names begin with one of the prefixes.
+// seriesOf returns the lines of a Prometheus exposition that begin with one of the prefixes.
 func seriesOf(text []byte, prefixes ...string) (found []string) {
 	for line := range strings.Lines(string(text)) {
 		line = strings.TrimSpace(line)
@@ -274,7 +274,7 @@ func sizeOf(lines []string) (n int) {
 	return n
 }
 
-// fetch reads a page of an Envoy's admin interface.
+// fetch returns a page of an Envoy's admin interface.
 func fetch(ctx context.Context, url string) ([]byte, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -305,7 +305,7 @@ func printMetered(off, on *metered) {
 	printRow("CPU of both a request", "µs", sums(off.perRequest), sums(on.perRequest))
 }
 
-// spread returns the minimum and maximum of the ratios of each round.
+// spread returns the minimum and the maximum of the ratios a[i]/b[i], one for each round.
 func spread(a, b []float64) (least, most float64) {
 	for i := range a {
 		r := a[i] / b[i]
@@ -317,7 +317,7 @@ func spread(a, b []float64) (least, most float64) {
 	return least, most
 }
 
-// sums returns the sum for two sidecars in each round.
+// sums returns, for each round, the sum of the values of the two sidecars.
 func sums(of [][]float64) []float64 {
 	out := make([]float64, len(of[0]))
 	for _, rounds := range of {

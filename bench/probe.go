@@ -17,13 +17,13 @@ import (
 
 const (
 	probePath    = "/app-health/server/readyz"
-	probesAfter  = 500 // per round and side
+	probesAfter  = 500 // number of probes per round and side
 	stormTime    = 10 * time.Second
 	stormClients = 32
 )
 
-// probe compares a probe through the agent with a direct probe of the application, and measures the agent's memory
-// under as many probes as possible.
+// probe compares the latency of probes through the agent with that of direct probes of the application. It also measures
+// the agent's memory while it handles as many probes as possible.
 func (b *bench) probe(ctx context.Context) error {
 	stop, err := b.startPlane(ctx)
 	if err != nil {
@@ -69,7 +69,7 @@ func (b *bench) compareProbes(ctx context.Context, application, through string) 
 		direct, proxied = append(direct, d), append(proxied, p)
 		ratios = append(ratios, p/d)
 	}
-	fmt.Printf("an HTTP probe with a connection of its own, medians of %d rounds of %d in turn\n", b.rounds, probesAfter)
+	fmt.Printf("an HTTP probe on a new connection, medians of %d rounds of %d probes\n", b.rounds, probesAfter)
 	fmt.Printf("  of the application itself                       %6.0f us\n", medianOf(direct))
 	fmt.Printf("  through the agent                               %6.0f us   x%.2f, +%.0f us\n", medianOf(proxied), medianOf(ratios), medianOf(proxied)-medianOf(direct))
 	return nil
@@ -103,7 +103,7 @@ func probeOnce(ctx context.Context, address, path string) error {
 	}
 	answer := make([]byte, 4<<10)
 	var n int
-	for n < len(answer) { // until the server closes, so that the TIME_WAIT state is on its side
+	for n < len(answer) { // until the server closes the connection, so that TIME_WAIT remains on the server's side
 		more, err := conn.Read(answer[n:])
 		n += more
 		if err != nil {
@@ -111,16 +111,16 @@ func probeOnce(ctx context.Context, address, path string) error {
 		}
 	}
 	if want := "HTTP/1.1 200"; n < len(want) || string(answer[:len(want)]) != want {
-		return fmt.Errorf("%s%s answered %.80q, not %d", address, path, answer[:n], http.StatusOK)
+		return fmt.Errorf("%s%s responded with %.80q, want status %d", address, path, answer[:n], http.StatusOK)
 	}
 	return nil
 }
 
-// probeStorms sends probes as fast as possible, twice. The second storm shows whether the memory of the first one is
-// reused.
+// probeStorms sends probes as fast as possible for some time, and then again. The second storm shows whether the agent
+// reuses the memory of the first one.
 func probeStorms(ctx context.Context, pid int, through string) error {
-	fmt.Printf("storms of probes: %d at once for %v\n", stormClients, stormTime)
-	if !pause(ctx, settleTime) { // the agent has trimmed its memory
+	fmt.Printf("storms of probes: %d concurrent clients for %v\n", stormClients, stormTime)
+	if !pause(ctx, settleTime) { // until the agent has released unused memory
 		return ctx.Err()
 	}
 	if err := weigh("before", pid); err != nil {
@@ -142,7 +142,7 @@ func probeStorms(ctx context.Context, pid int, through string) error {
 	return weigh("10 s later", pid)
 }
 
-// probeStorm returns the number of probes. It fails at the first failed probe.
+// probeStorm sends probes for stormTime and returns their number. It fails at the first failed probe.
 func probeStorm(ctx context.Context, through string) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, stormTime)
 	defer cancel()

@@ -22,26 +22,26 @@ import (
 )
 
 const (
-	redirectRounds = 40 // for operations of milliseconds
-	firstRounds    = 20 // of the first rules on a machine
-	ruleRounds     = 3  // of one program per rule
+	redirectRounds = 40 // rounds for operations of milliseconds
+	firstRounds    = 20 // rounds for the first rules on a machine
+	ruleRounds     = 3  // rounds for one iptables process per rule
 	// settle is the pause between two measurements, because the kernel cleans up removed rules asynchronously and
 	// delays the next operation.
 	settle = 50 * time.Millisecond
 )
 
-// redirectSet is a set of options whose rules are installed.
+// redirectSet is a named set of redirection rules.
 type redirectSet struct {
 	name  string
 	rules *iptables.RuleSet
 }
 
-// redirection measures how long it takes to install a dual-stack pod's rules, to read and compare them, and to remove
-// them: with netlink in the process, with iptables-restore, with one iptables call per rule, and with the whole command
-// from start to exit.
+// redirection measures the time to install the rules of a dual-stack pod, to read and compare them, and to remove them. It
+// compares netlink in the process, iptables-restore, one iptables process per rule, and the agent's command from start to
+// exit.
 func (b *bench) redirection(ctx context.Context) error {
 	if os.Geteuid() != 0 {
-		return errors.New("only root can make network namespaces")
+		return errors.New("only root can create network namespaces")
 	}
 	if err := findBaselines(); err != nil {
 		return err
@@ -58,16 +58,16 @@ func (b *bench) redirection(ctx context.Context) error {
 	return b.printPeak(ctx)
 }
 
-// redirect collects measured durations.
+// redirect runs the measurements and collects their durations.
 type redirect struct {
 	*bench
 	times map[string][]time.Duration
 	order []string
 }
 
-// rounds measures each operation in each round in new namespaces, while another namespace has rules. The first rules on
-// a machine make the kernel patch its code to enable its hooks, and the removal of the last ones reverts that. This is
-// measured separately before.
+// rounds measures each operation in each round in new namespaces. Meanwhile another namespace has rules: the first rules on
+// a machine make the kernel patch its code to enable its hooks, and the removal of the last rules reverts that. first
+// measures that cost separately.
 func (r *redirect) rounds(ctx context.Context, sets []redirectSet) error {
 	usual := sets[0]
 	for range firstRounds {
@@ -93,7 +93,7 @@ func (r *redirect) rounds(ctx context.Context, sets []redirectSet) error {
 	return nil
 }
 
-// print prints medians and, for the baselines, their ratio to netlink.
+// print prints the medians of all operations and, for the baselines, their ratios to netlink.
 func (r *redirect) print(sets []redirectSet) {
 	for _, s := range sets {
 		n := 0
@@ -120,7 +120,8 @@ func (r *redirect) print(sets []redirectSet) {
 }
 
 const (
-	// netlinkName is a suffix of a set's name, as all names of operations are.
+	// Names of operations consist of a set's name and a suffix. These are the suffix of the operation with netlink, and the
+	// beginning of the suffixes of its baselines.
 	netlinkName    = ": apply: netlink"
 	baselinePrefix = ": apply: iptables"
 )
@@ -147,7 +148,7 @@ func redirectSets() ([]redirectSet, error) {
 
 var dualStackFlags = []string{"iptables", "--dual-stack", "-b", "*", "-i", "*", "-d", "15020-15021,15090"}
 
-// took returns a function that measures operations under names with the prefix.
+// measurer returns a function that measures an operation, and records its duration under the name prefix: name.
 func (r *redirect) measurer(ctx context.Context, prefix string) measure {
 	return func(name string, f func() error) error {
 		name = prefix + ": " + name
@@ -174,7 +175,7 @@ func inNewNamespace(f func(netns.NsHandle) error) error {
 	return f(ns)
 }
 
-// first measures the installation of the first rules on a machine.
+// first measures the installation of rules while no other namespace has rules.
 func (r *redirect) first(ctx context.Context, s redirectSet) error {
 	first := r.measurer(ctx, s.name)
 	return inNewNamespace(func(ns netns.NsHandle) error {
@@ -182,7 +183,7 @@ func (r *redirect) first(ctx context.Context, s redirectSet) error {
 	})
 }
 
-// occupy installs rules in a namespace that use all kernel features of the rounds.
+// occupy installs rules in a namespace. They use all kernel features that the rounds use.
 func (r *redirect) occupy(ctx context.Context, ns netns.NsHandle, s redirectSet) error {
 	unmeasured := func(_ string, f func() error) error { return f() }
 	return errors.Join(floorRound(ns, s.rules, unmeasured), r.baseline(ctx, ns, baselines[0], s.rules, unmeasured, false))
@@ -262,7 +263,7 @@ func netlinkRound(ctx context.Context, ns netns.NsHandle, rules *iptables.RuleSe
 		took("clean: netlink", func() error { return back.Clean(ctx) }))
 }
 
-// commandRound measures the agent's command as a process, and a process that does nothing.
+// commandRound measures the agent's iptables command as a process. For comparison, it measures a process that does nothing.
 func (b *bench) commandRound(ctx context.Context, ns netns.NsHandle, took measure) error {
 	agent := filepath.Join(b.bin, "pilotfish-agent")
 	run := func(args ...string) func() error {

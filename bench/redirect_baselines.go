@@ -18,23 +18,23 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/xtables"
 )
 
-// baseline is a way of installing the same rules with iptables-restore. Istio passes all tables of a family in one
-// input, and first checks with iptables-save and one exec per rule, which is not included here.
+// baseline is a way to install the same rules with iptables-restore. Istio passes all tables of an IP family in one input.
+// It also checks existing rules with iptables-save and one process per rule, which this measurement does not include.
 type baseline struct {
 	flavour  string
-	perTable bool // one exec per table and family, instead of one per family
+	perTable bool // one process per table and IP family, instead of one per family
 }
 
 var baselines = []baseline{{"legacy", false}, {"legacy", true}, {"nft", false}, {"nft", true}}
 
 func (r baseline) name() string {
 	if r.perTable {
-		return "iptables-" + r.flavour + "-restore, one exec a table and family"
+		return "iptables-" + r.flavour + "-restore, one process per table and family"
 	}
-	return "iptables-" + r.flavour + "-restore, one exec a family"
+	return "iptables-" + r.flavour + "-restore, one process per family"
 }
 
-// baselineFamilies are the programs of each family, without their flavour.
+// baselineFamilies are the iptables programs of the IP families. The flavour is appended to the name.
 var baselineFamilies = []struct {
 	family  iptables.Families
 	program string
@@ -51,7 +51,7 @@ func findBaselines() error {
 	return nil
 }
 
-// input is the input of a program.
+// input is the standard input of an iptables-restore program.
 type input struct{ program, text string }
 
 func (r baseline) inputs(rules *iptables.RuleSet) (put, clean []input, err error) {
@@ -88,7 +88,8 @@ func tablesOf(text string) (tables []string) {
 	return tables
 }
 
-// baseline installs rules with a baseline, and removes them.
+// baseline measures the time in which r installs rules. If andClean is set, it also measures their removal, except for
+// baselines with one process per table.
 func (b *bench) baseline(ctx context.Context, ns netns.NsHandle, r baseline, rules *iptables.RuleSet, took measure, andClean bool) error {
 	put, clean, err := r.inputs(rules)
 	if err != nil {
@@ -111,7 +112,8 @@ func (b *bench) baseline(ctx context.Context, ns netns.NsHandle, r baseline, rul
 	return err
 }
 
-// program runs a program in a namespace. It uses a private xtables lock, so that it waits for no other process.
+// program runs a program in a network namespace. It uses a separate xtables lock, so that the program does not wait for
+// other processes.
 func (b *bench) program(ctx context.Context, ns netns.NsHandle, stdin, name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = append(os.Environ(), "XTABLES_LOCKFILE="+filepath.Join(b.dir, "xtables.lock"))
@@ -133,7 +135,7 @@ func (b *bench) program(ctx context.Context, ns netns.NsHandle, stdin, name stri
 	return nil
 }
 
-// oneByOne runs a legacy iptables program for each line of the iptables-restore input.
+// oneByOne installs rules with one iptables-legacy process for each line of the iptables-restore input.
 func (b *bench) oneByOne(ctx context.Context, ns netns.NsHandle, rules *iptables.RuleSet) error {
 	put, _, err := baselines[0].inputs(rules)
 	if err != nil {
@@ -173,7 +175,7 @@ func (b *bench) lineByLine(ctx context.Context, ns netns.NsHandle, program, text
 	return nil
 }
 
-// words splits a line at blanks outside of quotes.
+// words splits a line at the spaces that are not between quotes.
 func words(line string) (out []string) {
 	for i, part := range strings.Split(line, `"`) {
 		if i%2 == 1 {
@@ -185,12 +187,12 @@ func words(line string) (out []string) {
 	return out
 }
 
-// printPeak prints the command's peak memory as reported by time(1). A process's own value would include that of its
-// parent.
+// printPeak prints the peak memory of the agent's iptables command, which time(1) reports. If the benchmark started the
+// command directly, the value would include the memory of the benchmark.
 func (b *bench) printPeak(ctx context.Context) error {
 	watch, err := exec.LookPath("time")
 	if errors.Is(err, exec.ErrNotFound) {
-		fmt.Println("the command's memory: not measured without the program time (package time)")
+		fmt.Println("memory of the command: not measured, because the program time is missing (install the package time)")
 		return nil
 	}
 	if err != nil {
@@ -209,7 +211,7 @@ func (b *bench) printPeak(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		fmt.Printf("  memory of %s at its peak: %s KiB\n", of, strings.TrimSpace(string(peak)))
+		fmt.Printf("  peak memory of %s: %s KiB\n", of, strings.TrimSpace(string(peak)))
 	}
 	return nil
 }

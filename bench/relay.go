@@ -32,9 +32,9 @@ const (
 	updatePace    = 10000
 )
 
-// relay compares connections from a control plane to an Envoy: direct, through this relay (with and without storing the
-// last accepted configuration on disk), and through a relay that decodes and encodes all messages. It measures them
-// with a real Envoy, and with a client that ignores the contents.
+// relay compares the ways from a control plane to Envoy: direct, through the agent's relay (with and without storing the
+// last accepted configuration on disk), and through a naive relay that decodes and encodes all messages. It measures each
+// way with a real Envoy, and with a client that does not decode the messages.
 func (b *bench) relay(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -53,13 +53,13 @@ func (b *bench) relay(ctx context.Context) error {
 	if err := m.large(ctx, fmt.Sprintf("%.1f MB of %d clusters until Envoy has accepted them", float64(len(p.clusters))/1e6, largeClusters), m.toEnvoy); err != nil {
 		return err
 	}
-	if err := m.large(ctx, "the same until a client that does nothing has all of it", m.toClient); err != nil {
+	if err := m.large(ctx, "the same until a client that does not decode it has received all of it", m.toClient); err != nil {
 		return err
 	}
 	return m.updates(ctx)
 }
 
-// newRelayBench starts the control plane.
+// newRelayBench starts the control plane of the measurement.
 func (b *bench) newRelayBench(ctx context.Context) (*relayBench, error) {
 	certs := filepath.Join(b.dir, "relay")
 	if err := os.MkdirAll(certs, 0o700); err != nil {
@@ -82,7 +82,7 @@ type relayBench struct {
 	ways  []string
 }
 
-// way is an open connection to the control plane, with the relay's process if there is one.
+// way is one way to the control plane: a direct connection, or the socket of a running relay process.
 type way struct {
 	target string // for gRPC
 	socket string
@@ -126,7 +126,7 @@ func (m *relayBench) open(name string) (*way, error) {
 // passage contains the costs of one transfer of the large configuration.
 type passage struct {
 	took, cpu time.Duration
-	growth    float64 // of the relay's peak memory, in MB
+	growth    float64 // increase of the relay's memory at its peak, in MB
 }
 
 func (m *relayBench) large(ctx context.Context, title string, pass func(context.Context, *way) (time.Duration, error)) error {
@@ -189,7 +189,7 @@ func cpuOf(pid int) (time.Duration, error) {
 	return time.Duration(spent.Nano()), err
 }
 
-// toEnvoy starts an Envoy that receives its clusters over the connection.
+// toEnvoy starts an Envoy that receives its clusters by this way. It returns the time until Envoy has accepted them.
 func (m *relayBench) toEnvoy(ctx context.Context, w *way) (time.Duration, error) {
 	file := filepath.Join(m.dir, "relay-envoy.yaml")
 	if err := os.WriteFile(file, []byte(m.bootstrap(w)), 0o600); err != nil {
@@ -210,7 +210,7 @@ func await(ctx context.Context, took <-chan time.Duration) (time.Duration, error
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	case <-time.After(2 * time.Minute):
-		return 0, fmt.Errorf("nothing was accepted within two minutes")
+		return 0, fmt.Errorf("Envoy has not accepted the clusters within two minutes")
 	}
 }
 
@@ -245,7 +245,7 @@ static_resources:
 `, address, security)
 }
 
-// dial connects as Envoy does.
+// dial connects to the control plane or the relay in the same way as Envoy does.
 func (m *relayBench) dial(w *way) (*grpc.ClientConn, error) {
 	creds := insecure.NewCredentials()
 	if w.pid == 0 {
@@ -273,7 +273,7 @@ func (m *relayBench) stream(ctx context.Context, w *way, typeURL string) (grpc.C
 	return s, func() { _ = conn.Close() }, err
 }
 
-// toClient receives the clusters and ignores them.
+// toClient receives the clusters without decoding them, and returns the time until they have arrived.
 func (m *relayBench) toClient(ctx context.Context, w *way) (time.Duration, error) {
 	s, done, err := m.stream(ctx, w, clusterType)
 	if err != nil {
@@ -290,9 +290,9 @@ func (m *relayBench) toClient(ctx context.Context, w *way) (time.Duration, error
 	return await(ctx, m.plane.took)
 }
 
-// updates measures small updates with an ACK each: the maximum rate, and the costs at 10,000 per second.
+// updates measures small updates, each with an ACK: their maximum rate, and the relay's costs at a rate of updatePace.
 func (m *relayBench) updates(ctx context.Context) error {
-	fmt.Printf("updates of %d bytes, each answered: %d as fast as they pass; and %d at %d a second\n", len(m.plane.update), manyUpdates, pacedUpdates, updatePace)
+	fmt.Printf("updates of %d bytes, each with an ACK: %d at the maximum rate, and %d at %d a second\n", len(m.plane.update), manyUpdates, pacedUpdates, updatePace)
 	rates := map[string][]float64{}
 	for range m.rounds {
 		for _, name := range m.ways {
@@ -326,7 +326,7 @@ func (m *relayBench) takeUpdates(ctx context.Context, w *way) (time.Duration, er
 		return 0, err
 	}
 	defer done()
-	typeURL := listenerType // without listeners, the last accepted configuration is not complete
+	typeURL := listenerType // the relay stores a configuration only if it has listeners
 	for range 1 + m.plane.updates {
 		var size int
 		if err := s.RecvMsg(&size); err != nil {
@@ -347,10 +347,11 @@ func (m *relayBench) takeUpdates(ctx context.Context, w *way) (time.Duration, er
 	return await(ctx, m.plane.accepted)
 }
 
-// editsPerRun and editPace are the number of edits and their rate per second.
+// editsPerRun is the number of edits in a measurement. editPace is their rate per second.
 const editsPerRun, editPace = 200, 20
 
-// relayEdits measures the relay's CPU time per edit, with a control plane that sends all resources of a type again.
+// relayEdits measures the relay's CPU time per edit, if the control plane responds to each edit with all resources of the
+// type.
 func (b *bench) relayEdits(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -18,9 +18,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
 
-// relayAs runs a relay in its own process, so that its costs can be measured: "pilotfish", which stores the last
-// accepted configuration as the agent does; "unkept", which does not; or "naive"; followed by the socket, the control
-// plane's address and the root file.
+// relayAs runs a relay in this process, whose costs the parent process measures. spec is kind,socket,address,roots: the kind
+// of relay, its socket, the control plane's address, and the file with root certificates. The kinds are "pilotfish", which
+// stores the last accepted configuration as the agent does, "unkept", which does not store it, and "naive".
 func relayAs(ctx context.Context, spec string) error {
 	parts := strings.Split(spec, ",")
 	if len(parts) != 4 {

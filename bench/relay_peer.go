@@ -54,23 +54,23 @@ func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
 
 func (rawCodec) Name() string { return "proto" }
 
-// plane is a control plane that sends the same to all clients, and measures the time until their ACKs.
+// plane is a control plane that sends the same responses to all clients, and measures the time until their ACKs.
 type plane struct {
 	address string
-	// clusters is the response to a request for clusters. took receives the time from its sending to its ACK.
+	// clusters is the encoded response to a request for clusters. took receives the time from sending it to its ACK.
 	clusters []byte
 	took     chan time.Duration
-	// updates is the number of small updates after a request for endpoints; pace is their rate per second, or 0 for the
-	// maximum.
+	// updates is the number of small updates that the control plane sends after a request for endpoints. pace is their rate
+	// per second; 0 selects the maximum rate.
 	updates, pace int
 	update        []byte
 	updateType    string
 	acks          atomic.Int64
-	// accepted receives the time until the last update was acknowledged.
+	// accepted receives the time from the first update to the ACK of the last one.
 	accepted chan time.Duration
 }
 
-// startPlaneOfBytes serves with TLS until the context ends.
+// startPlaneOfBytes starts the control plane p, which serves over TLS until the context ends.
 func startPlaneOfBytes(ctx context.Context, certs string, p *plane) error {
 	pair, err := tls.LoadX509KeyPair(filepath.Join(certs, "plane.pem"), filepath.Join(certs, "plane.key"))
 	if err != nil {
@@ -139,7 +139,7 @@ func (p *plane) sendUpdates(s grpc.ServerStream) {
 	}
 }
 
-// largeConfiguration returns a response with the number of clusters and about the size in bytes.
+// largeConfiguration returns an encoded response with this number of clusters and about this size in bytes.
 func largeConfiguration(clusters, size int) ([]byte, error) {
 	each := size / clusters
 	filler, err := structpb.NewStruct(map[string]any{"config": strings.Repeat("x", max(0, each-350))})
@@ -165,7 +165,7 @@ func largeConfiguration(clusters, size int) ([]byte, error) {
 	return proto.Marshal(response)
 }
 
-// endpointUpdate returns a response with endpoints of one service.
+// endpointUpdate returns an encoded response with this number of endpoints of one service.
 func endpointUpdate(endpoints int) ([]byte, error) {
 	const name = "outbound|8080||service-00001.namespace-001.svc.cluster.local"
 	var list []*endpointv3.LbEndpoint
@@ -184,7 +184,7 @@ func endpointUpdate(endpoints int) ([]byte, error) {
 	})
 }
 
-// routeUpdate returns a response with route configurations of about 25 kB each and of about size bytes in all.
+// routeUpdate returns an encoded response with route configurations of about 25 kB each, of about size bytes in total.
 func routeUpdate(size int) ([]byte, error) {
 	const each = 25 << 10
 	response := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: routeType, Nonce: "1", SystemVersionInfo: "1"}

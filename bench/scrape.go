@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// Scrape targets: an Envoy with so many clusters that its statistics have 5 MB, and an application with 1 MB.
+// Sizes of the scrape targets: an Envoy with so many clusters that its statistics have 5 MB, and an application with 1 MB.
 const (
 	scrapeServices  = 190
 	applicationSize = 1 << 20
@@ -25,7 +25,7 @@ const (
 	weighEach       = 3 * time.Millisecond
 )
 
-// scrape compares a merged scrape of the agent with direct scrapes of its sources.
+// scrape compares a scrape of the agent's merged metrics with direct scrapes of Envoy and the application.
 func (b *bench) scrape(ctx context.Context) error {
 	if err := b.writeServices(); err != nil {
 		return err
@@ -65,14 +65,14 @@ func (b *bench) scrape(ctx context.Context) error {
 	return nil
 }
 
-// encodings are the requested encodings.
+// encodings are the measured values of the Accept-Encoding header.
 var encodings = []string{"", "gzip"}
 
 func encodingName(encoding string) string { return cmp.Or(encoding, "none") }
 
-// weighScrapes prints the agent's memory during consecutive scrapes, right after them, and after a pause.
+// weighScrapes prints the agent's memory during consecutive scrapes, immediately after them, and after a pause.
 func (b *bench) weighScrapes(ctx context.Context, pid int, encoding string) error {
-	fmt.Printf("memory of the agent and %d scrapes one right after the other, Accept-Encoding: %s\n", 2*b.rounds, encodingName(encoding))
+	fmt.Printf("memory of the agent with %d consecutive scrapes, Accept-Encoding: %s\n", 2*b.rounds, encodingName(encoding))
 	if err := weigh("before", pid); err != nil {
 		return err
 	}
@@ -83,8 +83,8 @@ func (b *bench) weighScrapes(ctx context.Context, pid int, encoding string) erro
 		}
 	}
 	most := stop()
-	fmt.Printf("  %-47s %6.1f MiB, of which its own %5.1f\n", "most while they go on", most.all, most.own)
-	if err := weigh("right after them", pid); err != nil {
+	fmt.Printf("  %-47s %6.1f MiB, of which its own %5.1f\n", "maximum during the scrapes", most.all, most.own)
+	if err := weigh("immediately after them", pid); err != nil {
 		return err
 	}
 	if !pause(ctx, scrapePause) {
@@ -93,13 +93,13 @@ func (b *bench) weighScrapes(ctx context.Context, pid int, encoding string) erro
 	return weigh(fmt.Sprintf("%s later", scrapePause), pid)
 }
 
-// weighMost samples a process's memory until stop is called, which returns the maximum of each value.
+// weighMost samples the memory of a process until stop is called. stop returns the maximum of each value.
 func weighMost(pid int) (stop func() memory) {
 	ended, result := make(chan struct{}), make(chan memory)
 	go func() {
 		var most memory
 		for {
-			if m, err := memoryOf(pid); err == nil { // the scraper detects that an agent has ended
+			if m, err := memoryOf(pid); err == nil { // if the agent has exited, the next scrape fails
 				most = memory{max(most.all, m.all), max(most.own, m.own)}
 			}
 			select {
@@ -113,7 +113,7 @@ func weighMost(pid int) (stop func() memory) {
 	return func() memory { close(ended); return <-result }
 }
 
-// writeServices writes services to whose clusters the proxy subscribes.
+// writeServices writes Services, for each of which the proxy receives a cluster.
 func (b *bench) writeServices() error {
 	var config bytes.Buffer
 	for i := range scrapeServices {
@@ -126,7 +126,7 @@ func (b *bench) writeServices() error {
 	return os.WriteFile(filepath.Join(dir, "many.yaml"), config.Bytes(), 0o600)
 }
 
-// serveMetrics runs an application with metrics.
+// serveMetrics starts an application that serves metrics.
 func serveMetrics(address string) (stop func(), err error) {
 	var text bytes.Buffer
 	for f := 0; text.Len() < applicationSize; f++ {
@@ -147,7 +147,8 @@ func serveMetrics(address string) (stop func(), err error) {
 	return func() { _ = server.Close() }, nil
 }
 
-// compareScrapes scrapes in turn, and prints medians, and ratios of each round.
+// compareScrapes scrapes Envoy, the application and the agent alternately. It prints medians of the durations, and the
+// ratio of the agent's duration to the others.
 func (b *bench) compareScrapes(agent int, encoding string) error {
 	targets := []string{"http://" + proxyAddress + ":15090/stats/prometheus", "http://" + appAddress + ":" + applicationPort + "/metrics",
 		"http://" + proxyAddress + ":15020/stats/prometheus"}
@@ -179,12 +180,12 @@ func (b *bench) compareScrapes(agent int, encoding string) error {
 			direct = append(direct, times[0][round-1]+times[1][round-1])
 		}
 	}
-	fmt.Printf("scrapes, medians of %d in turn and the best of each, Accept-Encoding: %s\n", 2*b.rounds, encodingName(encoding))
+	fmt.Printf("scrapes, medians and minimums of %d, Accept-Encoding: %s\n", 2*b.rounds, encodingName(encoding))
 	for i, name := range []string{"Envoy's Prometheus port", "the application", "merged, at the agent"} {
 		fmt.Printf("  %-24s %9d bytes %7.1f ms %7.1f ms\n", name, sizes[i], medianOf(clone(times[i])), slices.Min(times[i]))
 	}
 	best := slices.Min(times[2]) / (slices.Min(times[0]) + slices.Min(times[1]))
-	fmt.Printf("  merged to both one after the other: x%.2f, of the best x%.2f; processor time of the agent for it: %.1f ms\n", ratio(times[2], direct), best, medianOf(spent))
+	fmt.Printf("  ratio of the merged scrape to the sum of the others: x%.2f, of the minimums x%.2f; CPU time of the agent: %.1f ms\n", ratio(times[2], direct), best, medianOf(spent))
 	return nil
 }
 
@@ -205,7 +206,7 @@ func scrapeOnce(target, encoding string) (time.Duration, int64, error) {
 	defer response.Body.Close()
 	size, err := io.Copy(io.Discard, response.Body)
 	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s answered %s", target, response.Status)
+		err = fmt.Errorf("%s responded with %s", target, response.Status)
 	}
 	return time.Since(began), size, err
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// serve runs the application behind the proxies: it answers every request with a small body.
+// serve runs the application behind the proxies. It sends a small response to every request.
 func serve(ctx context.Context, address string) error {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {

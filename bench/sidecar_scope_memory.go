@@ -21,8 +21,8 @@ const (
 	scopeUsed = 10
 )
 
-// scope compares the memory of a sidecar's Envoy that has all clusters of a mesh with that of one that has only those
-// it uses.
+// scope compares the memory of two Envoys of sidecars: one has all clusters of a mesh, and one has only the clusters that it
+// uses.
 func (b *bench) scope(ctx context.Context) error {
 	services, err := sizes(b.services)
 	if err != nil {
@@ -63,7 +63,7 @@ func (b *bench) scopeWith(ctx context.Context, services int) error {
 	return ctx.Err()
 }
 
-// onLoopback moves the endpoints to loopback, so that no request leaves the machine.
+// onLoopback changes the addresses of all endpoints to loopback, so that requests do not leave the machine.
 func (m *planeMesh) onLoopback() error {
 	files, err := filepath.Glob(filepath.Join(m.dir, "service-*"))
 	for _, file := range files {
@@ -119,13 +119,13 @@ func (b *bench) weighScoped(ctx context.Context, dir, scope string, services int
 	if err := weigh(fmt.Sprintf("%d services used", scopeUsed), envoy); err != nil {
 		return err
 	}
-	if !pause(ctx, settleTime) { // the agent returns the memory of large messages 10 s after the last one
+	if !pause(ctx, settleTime) { // the agent releases the memory of large messages 10 s after the last one
 		return ctx.Err()
 	}
 	return weigh("its agent 13 s later", agent)
 }
 
-// scopedAgent starts an agent with its Envoy.
+// scopedAgent starts an agent with its Envoy, which has the specified scope. pid is that of the agent.
 func (b *bench) scopedAgent(ctx context.Context, plane, scope string) (pid int, stop func(), err error) {
 	dir, err := os.MkdirTemp(b.dir, "s")
 	if err != nil {
@@ -134,7 +134,7 @@ func (b *bench) scopedAgent(ctx context.Context, plane, scope string) (pid int, 
 	state := filepath.Join(plane, "state")
 	token, err := exec.CommandContext(ctx, filepath.Join(b.bin, "pilotfish"), "token", "--state-dir", state, "--namespace", "ns1", "--service-account", "caller").Output()
 	if err != nil {
-		return 0, nil, fmt.Errorf("a token: %w", err)
+		return 0, nil, fmt.Errorf("issuing a token: %w", err)
 	}
 	root := []byte(nil)
 	_ = filepath.Walk(state, func(path string, _ os.FileInfo, _ error) error {

@@ -16,15 +16,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
 
-// Addresses of this measurement's processes.
+// Loopback addresses of the processes in this measurement.
 const (
 	planeAddress = "127.70.0.1"
 	proxyAddress = "127.70.1.1"
 	appAddress   = "127.70.1.2"
 )
 
-// pollInterval is how often readiness is polled. The main thread of Envoy answers each poll during its start, so faster
-// polling would slow it down.
+// pollInterval is the interval between readiness polls. Envoy's main thread handles each poll, so that faster polling would
+// slow down Envoy's start.
 const pollInterval = 5 * time.Millisecond
 
 const startupConfig = `
@@ -36,8 +36,8 @@ spec:
   ports: [{name: http, port: 8080}]
 `
 
-// startup compares the time from exec to readiness of agent and Envoy with that of Envoy alone, with the same bootstrap
-// and with configuration and certificate available on its sockets.
+// startup compares the time from exec to readiness of the agent with Envoy, and of Envoy alone. Envoy alone has the same
+// bootstrap, and its configuration and certificate are already available on the sockets.
 func (b *bench) startup(ctx context.Context) error {
 	stop, err := b.startPlane(ctx)
 	if err != nil {
@@ -54,14 +54,14 @@ func (b *bench) startup(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if round == 0 { // a warm-up of the file system's caches
+		if round == 0 { // the first round fills the file system's caches
 			continue
 		}
 		agent, alone, extra = append(agent, a), append(alone, e), append(extra, a-e)
 	}
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	ratio := float64(median(agent)) / float64(median(alone))
-	fmt.Printf("start to ready, medians of %d in turn\n", b.rounds)
+	fmt.Printf("time from start to readiness, medians of %d\n", b.rounds)
 	fmt.Printf("  Envoy alone, same bootstrap, warm xDS and SDS   %6.1f ms\n", ms(median(alone)))
 	fmt.Printf("  agent and Envoy                                 %6.1f ms   x%.2f, +%.1f ms\n", ms(median(agent)), ratio, ms(median(extra)))
 	return nil
@@ -132,13 +132,14 @@ func (b *bench) agentEnv() []string {
 	}
 }
 
-// runningAgent is a ready agent with its Envoy.
+// runningAgent is a running agent whose Envoy is ready.
 type runningAgent struct {
 	cmd  *exec.Cmd
 	took time.Duration // from start to readiness
 }
 
-// launchAgent starts the agent, with more in its environment, and waits until it is ready. The caller stops it.
+// launchAgent starts the agent and waits until it is ready. more are additional environment variables. The caller must stop
+// the agent.
 func (b *bench) launchAgent(ctx context.Context, more ...string) (*runningAgent, error) {
 	dir, err := b.workDir("agent")
 	if err != nil {
@@ -185,7 +186,7 @@ func (b *bench) startAgent(ctx context.Context) (took time.Duration, err error) 
 	return r.took, nil
 }
 
-// startEnvoy measures one start of Envoy alone, with the bootstrap of the agent.
+// startEnvoy measures one start of Envoy alone, with the bootstrap that the agent would write.
 func (b *bench) startEnvoy(ctx context.Context) (time.Duration, error) {
 	dir := filepath.Join(b.dir, "agent")
 	ctx, cancel := context.WithCancel(ctx)
@@ -208,8 +209,8 @@ func (b *bench) startEnvoy(ctx context.Context) (time.Duration, error) {
 	return ready.Sub(began), nil
 }
 
-// serveSockets serves, on the sockets of the agent's bootstrap, a connected relay and an issued certificate, which is
-// all that the agent serves to Envoy, before Envoy starts.
+// serveSockets serves all that the agent serves to Envoy, on the sockets in the bootstrap: an xDS relay and SDS. It returns
+// when the relay is connected and the certificate is issued.
 func serveSockets(ctx context.Context, dir string) (wait func(), err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	tls := xdsproxy.TLS{RootFile: filepath.Join(dir, rootFile), ServerName: "istiod.istio-system.svc"}
@@ -247,8 +248,8 @@ func serveSockets(ctx context.Context, dir string) (wait func(), err error) {
 	return wait, nil
 }
 
-// awaitOK polls a URL for up to a minute until it returns 200 (an Envoy with thousands of statistics is slow to start).
-// It returns the time of that response.
+// awaitOK polls a URL until the response has status 200, and returns the time of that response. It fails after a minute,
+// because an Envoy with thousands of statistics starts slowly.
 func awaitOK(ctx context.Context, url string) (time.Time, error) {
 	client := http.Client{Timeout: time.Second}
 	defer client.CloseIdleConnections()
@@ -265,7 +266,7 @@ func awaitOK(ctx context.Context, url string) (time.Time, error) {
 		}
 		last = response.Status
 	}
-	return time.Time{}, fmt.Errorf("%s did not answer 200: %s", url, last)
+	return time.Time{}, fmt.Errorf("%s did not respond with status 200: %s", url, last)
 }
 
 // quit stops an agent without draining.

@@ -19,12 +19,12 @@ import (
 )
 
 const (
-	exchangeRequests = 2000 // to each server in a round
+	exchangeRequests = 2000 // number of requests to each server in a round
 	exchangeTime     = 10 * time.Second
 )
 
-// exchange measures the latency of a cached token exchange, and of a server that returns the same without processing,
-// in turn, with one client on a persistent connection.
+// exchange measures the latency of a token exchange whose result is cached. For comparison, it measures a server that
+// returns the same response without processing. One client sends the requests alternately on persistent connections.
 func (b *bench) exchange(ctx context.Context) error {
 	server, err := sts.New(sts.Config{Address: "127.0.0.1:0", Exchanger: fakeExchange{}})
 	if err != nil {
@@ -56,11 +56,11 @@ func (b *bench) exchange(ctx context.Context) error {
 		ours, any = append(ours, a...), append(any, o...)
 		ratios = append(ratios, time.Duration(1000*float64(median(a))/float64(median(o))))
 	}
-	fmt.Printf("a token that is held, %d rounds of %d each in turn\n", b.rounds, exchangeRequests)
+	fmt.Printf("exchange of a cached token, %d rounds of %d requests\n", b.rounds, exchangeRequests)
 	for _, side := range []struct {
 		name string
 		took []time.Duration
-	}{{"token exchange", ours}, {"a server that looks at nothing", any}} {
+	}{{"token exchange", ours}, {"server without processing", any}} {
 		middle := median(side.took)
 		fmt.Printf("  %-32s median %6.1f µs, p99 %7.1f µs\n", side.name, micros(middle), micros(side.took[len(side.took)*99/100]))
 	}
@@ -70,7 +70,7 @@ func (b *bench) exchange(ctx context.Context) error {
 
 func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
 
-// fakeExchange is an exchange that is called only once.
+// fakeExchange is an Exchanger that returns a fixed token. The benchmark calls it only once, because the result is cached.
 type fakeExchange struct{}
 
 func (fakeExchange) Name() string { return "https://exchange.example/token" }
@@ -93,7 +93,8 @@ func answerAnything() (address string, stop func(), err error) {
 	return "http://" + listener.Addr().String(), func() { _ = server.Close() }, nil
 }
 
-// exchangeForm returns a request with a workload's token, whose signature only a real exchange would verify.
+// exchangeForm returns a request with a workload's token. The token's signature is invalid, because fakeExchange does not
+// verify it.
 func exchangeForm() (string, error) {
 	now := time.Now()
 	claims, err := json.Marshal(map[string]any{"iss": "https://issuer.example", "sub": "system:serviceaccount:default:default", "aud": []string{"mesh"},

@@ -26,8 +26,8 @@ const (
 	virtualHostType = "type.googleapis.com/envoy.config.route.v3.VirtualHost"
 )
 
-// client simulates one Envoy. It subscribes to clusters and to their endpoints, then to listeners, to their routes, and
-// to virtual hosts of VHDS routes. It ACKs all responses.
+// client simulates the delta xDS stream of one Envoy. It subscribes to clusters and their endpoints, and then to listeners,
+// their routes, and the virtual hosts of routes with VHDS. It ACKs all responses.
 type client struct {
 	fleet     *Fleet
 	node      *corev3.Node
@@ -36,13 +36,13 @@ type client struct {
 	// Used only by the reading goroutine.
 	stream grpc.ClientStream
 	types  map[string]*typeState
-	listed map[uint32][]string // routes of each listener
-	hosts  map[string]bool     // routes with VHDS; true once a virtual host was received
+	listed map[uint32][]string // names of the routes of each listener
+	hosts  map[string]bool     // routes with VHDS; true if a virtual host was received
 
 	mu      sync.Mutex
-	settled time.Time // when it had received all its subscriptions; zero before
-	marked  time.Time // when the marker was received
-	latest  time.Time // when the last response was received
+	settled time.Time // time at which all subscribed resources had been received; zero before
+	marked  time.Time // time at which the marker was received
+	latest  time.Time // time at which the last response was received
 
 	bytes, answers atomic.Int64
 }
@@ -51,7 +51,7 @@ type client struct {
 type typeState struct {
 	requested bool
 	answered  bool
-	wanted    map[string]bool // subscribed names; true once received
+	wanted    map[string]bool // subscribed names; true if the resource was received
 	versions  map[uint32]uint32
 }
 
@@ -94,7 +94,7 @@ func (c *client) run(ctx context.Context, address string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = conn.Close() }() // unsent data is not relevant
+	defer func() { _ = conn.Close() }() // lost requests do not matter here
 	c.stream, err = conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true},
 		discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResources_FullMethodName, grpc.WaitForReady(true))
 	if err != nil {
@@ -113,13 +113,13 @@ func (c *client) run(ctx context.Context, address string) error {
 			err = c.misbehave(ctx, r)
 		}
 	}
-	if errors.Is(err, io.EOF) { // on EOF of a send, the receive call returns the status
+	if errors.Is(err, io.EOF) { // if a send returns EOF, the next receive returns the status
 		err = c.stream.RecvMsg(r)
 	}
 	return err
 }
 
-// begin sends the first requests of a stream: for clusters, and for all resources from an earlier stream.
+// begin sends the first requests of a stream. They subscribe to clusters, and to all resources of an earlier stream.
 func (c *client) begin() error {
 	for _, typeURL := range []string{clusterType, endpointType, listenerType, routeType, virtualHostType} {
 		h := c.typeState(typeURL)
@@ -194,7 +194,7 @@ func (c *client) apply(h *typeState, r *response) (subscribe, unsubscribe []stri
 			}
 		case routeType:
 			if it.vhds && !c.hosts[name] {
-				c.hosts[name] = false // known, no virtual host received yet
+				c.hosts[name] = false // no virtual host received yet
 			}
 		case virtualHostType:
 			c.hosts[routeOf(name)] = true
@@ -206,7 +206,7 @@ func (c *client) apply(h *typeState, r *response) (subscribe, unsubscribe []stri
 	return subscribe, unsubscribe
 }
 
-// referred maps a type to the type of the resources that it refers to.
+// referred maps a resource type to the type of the resources to which it refers.
 var referred = map[string]string{clusterType: endpointType, listenerType: routeType}
 
 func (c *client) drop(h *typeState, typeURL, name string) (unsubscribe []string) {
@@ -248,7 +248,7 @@ func (c *client) isListed(route string) bool {
 	return false
 }
 
-// routeOf returns the route configuration of a virtual host's name: the part before the last slash.
+// routeOf returns the name of the route configuration in the name of a virtual host: the part before the last slash.
 func routeOf(name string) string {
 	for i := len(name) - 1; i >= 0; i-- {
 		if name[i] == '/' {
@@ -258,7 +258,7 @@ func routeOf(name string) string {
 	return name
 }
 
-// follow sends the requests that result from a response.
+// follow sends the subscription requests that result from a response.
 func (c *client) follow(typeURL string, subscribe, unsubscribe []string) error {
 	if len(subscribe)+len(unsubscribe) > 0 {
 		if err := c.send(referred[typeURL], subscribe, unsubscribe); err != nil {
@@ -276,7 +276,7 @@ func (c *client) follow(typeURL string, subscribe, unsubscribe []string) error {
 	return nil
 }
 
-// isComplete reports whether all subscriptions of a type were received.
+// isComplete reports whether all subscribed resources of a type were received.
 func (c *client) isComplete(typeURL string) bool {
 	h := c.typeState(typeURL)
 	if h.requested && !h.answered {
@@ -290,7 +290,7 @@ func (c *client) isComplete(typeURL string) bool {
 	return h.requested || typeURL == endpointType || typeURL == routeType || typeURL == virtualHostType
 }
 
-// recordTimes records the reported times. now is the time of a response, or zero.
+// recordTimes records the times that the fleet reports. now is the time of a response, or zero.
 func (c *client) recordTimes(now time.Time, marked bool) {
 	whole := true
 	for _, typeURL := range []string{clusterType, endpointType, listenerType, routeType} {

@@ -1,5 +1,5 @@
-// Package fleet simulates many Envoys as clients of a control plane at low cost. It decodes each distinct resource only
-// once for all clients.
+// Package fleet simulates many Envoys that are clients of a control plane. It uses little CPU and memory, because it
+// decodes each distinct resource only once for all clients.
 package fleet
 
 import (
@@ -18,18 +18,18 @@ import (
 
 // Options configure the clients.
 type Options struct {
-	Address    string // of the control plane, plaintext
+	Address    string // plaintext xDS address of the control plane
 	Proxies    int
 	Namespaces int    // the proxies are distributed over ns0, ns1, …
-	EnvoyMinor uint32 // of Envoy 1.x; default 40
-	// Slow and Refusing are numbers of additional clients: those that read almost nothing, and those that NACK every
-	// response and request it again at once.
+	EnvoyMinor uint32 // minor version of Envoy 1.x that clients report; default 40
+	// Slow is the number of additional clients that read almost nothing. Refusing is the number of additional clients that
+	// NACK every response and request it again at once.
 	Slow, Refusing int
 	// Timeout is the timeout for all operations; default one minute.
 	Timeout time.Duration
 }
 
-// Sign is the marker of a change: a text in responses of some types.
+// Sign is the marker of a change: text that responses of some types contain after the change.
 type Sign struct {
 	Text  string
 	Types []string // suffixes of type URLs, such as Cluster
@@ -39,25 +39,25 @@ func (s Sign) matches(typeURL string) bool {
 	return slices.ContainsFunc(s.Types, func(t string) bool { return strings.HasSuffix(typeURL, "."+t) })
 }
 
-// Report contains the clients' measurements.
+// Report contains the measurements of all clients.
 type Report struct {
-	Clients   int           // clients that completed
-	P50, Max  time.Duration // until a client completed
-	Last      time.Duration // until the last response of any client
-	Bytes     int64         // received by all clients
+	Clients   int           // number of clients that completed
+	P50, Max  time.Duration // time until a client completed
+	Last      time.Duration // time until the last response to any client
+	Bytes     int64         // number of bytes that all clients received
 	Responses int64
-	Refused   int64 // NACKs since the clients connected
+	Refused   int64 // number of NACKs since the clients connected
 }
 
-// Fleet is a set of clients. Its methods are for net/rpc: it runs in its own process, so that the control plane's costs
-// can be separated from the clients'.
+// Fleet is a set of clients. It runs in a separate process, so that its costs do not affect those of the control plane.
+// The benchmark calls its exported methods over net/rpc.
 type Fleet struct {
 	decoder *decoder
 
 	mu          sync.Mutex
 	o           Options
 	clients     []*client
-	misbehaving []*client // misbehaving clients, which are not waited for
+	misbehaving []*client // slow and refusing clients, for which the fleet does not wait
 	stop        context.CancelFunc
 	running     sync.WaitGroup
 	failed      error
@@ -66,7 +66,7 @@ type Fleet struct {
 // New returns a fleet without clients.
 func New() *Fleet { return &Fleet{decoder: newDecoder(), stop: func() {}} }
 
-// Serve serves another process until it closes the connection.
+// Serve serves a Fleet over net/rpc to the process at the other end of conn, until that closes the connection.
 func Serve(conn io.ReadWriteCloser) error {
 	server, f := rpc.NewServer(), New()
 	if err := server.Register(f); err != nil {
@@ -77,7 +77,7 @@ func Serve(conn io.ReadWriteCloser) error {
 	return nil
 }
 
-// Connect replaces all clients by new ones, and waits until they have received their subscriptions.
+// Connect replaces all clients by new ones, and waits until each has received the resources to which it subscribes.
 func (f *Fleet) Connect(o Options, report *Report) error {
 	if o.EnvoyMinor == 0 {
 		o.EnvoyMinor = 40
@@ -101,7 +101,7 @@ func (f *Fleet) Connect(o Options, report *Report) error {
 	return f.connect(report)
 }
 
-// Reconnect closes all connections, and connects the clients again with their state.
+// Reconnect closes all connections. It then connects the clients again, which keep the resources that they have received.
 func (f *Fleet) Reconnect(_ struct{}, report *Report) error {
 	f.halt()
 	return f.connect(report)
@@ -131,7 +131,7 @@ func (f *Fleet) connect(report *Report) error {
 	return f.await(began, time.Second, func(c *client) time.Time { return c.settled }, report)
 }
 
-// runWithRetry reconnects when the control plane rejects a connection because of overload.
+// runWithRetry runs a client. It reconnects if the control plane rejects the connection because of overload.
 func (f *Fleet) runWithRetry(ctx context.Context, c *client) {
 	for ctx.Err() == nil {
 		err := c.run(ctx, f.o.Address)
@@ -161,7 +161,7 @@ func (f *Fleet) reset() {
 	}
 }
 
-// Expect starts to look for a marker.
+// Expect makes the clients search for a marker in all later responses.
 func (f *Fleet) Expect(sign Sign, _ *Report) error {
 	f.reset()
 	f.decoder.mu.Lock()
@@ -170,13 +170,13 @@ func (f *Fleet) Expect(sign Sign, _ *Report) error {
 	return nil
 }
 
-// Await waits until all clients have received the marker and no response was received for a while. It reports the times
-// since a moment, in nanoseconds since 1970.
+// Await waits until all clients have received the marker and no further responses arrive. It reports the times since the
+// moment since, which is in nanoseconds since 1970.
 func (f *Fleet) Await(since int64, report *Report) error {
 	return f.await(time.Unix(0, since), 500*time.Millisecond, func(c *client) time.Time { return c.marked }, report)
 }
 
-// AwaitAny is like Await, for any response.
+// AwaitAny is like Await, but waits for any response instead of the marker.
 func (f *Fleet) AwaitAny(since int64, report *Report) error {
 	return f.await(time.Unix(0, since), 500*time.Millisecond, func(c *client) time.Time { return c.latest }, report)
 }
@@ -196,9 +196,9 @@ func (f *Fleet) await(since time.Time, quiet time.Duration, done func(*client) t
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%d clients of %d are done after %v", len(took), len(f.clients), f.o.Timeout)
+			return fmt.Errorf("only %d of %d clients have completed after %v", len(took), len(f.clients), f.o.Timeout)
 		}
-		time.Sleep(20 * time.Millisecond) // the clients record the times
+		time.Sleep(20 * time.Millisecond) // does not affect the result, because the clients record the times
 	}
 }
 

@@ -13,22 +13,22 @@ type behaviour int
 
 const (
 	asEnvoys    behaviour = iota
-	readingSlow           // subscribes to everything, and reads almost nothing
+	readingSlow           // subscribes to all resources, and reads almost nothing
 	refusing              // NACKs every response, and requests it again at once
 )
 
-// pause is the delay of a slow client before each response.
+// pause is the time that a slow client waits before it reads a response.
 const pause = time.Minute
 
 // window returns the HTTP/2 flow-control window of the client.
 func (m behaviour) window() int32 {
 	if m == readingSlow {
-		return 64 << 10 // the minimum, so that responses are blocked in the middle
+		return 64 << 10 // the minimum, so that the server cannot send a whole response at once
 	}
 	return 1 << 20
 }
 
-// delay waits before a response is read, if the client is slow.
+// delay waits before the client reads a response, if it is a slow client.
 func (c *client) delay(ctx context.Context) {
 	if c.behaviour != readingSlow {
 		return
@@ -39,7 +39,8 @@ func (c *client) delay(ctx context.Context) {
 	}
 }
 
-// newMisbehaving returns the clients whose effect on the other ones is measured. The fleet does not wait for them.
+// newMisbehaving returns the slow and refusing clients. The benchmark measures their effect on the other clients. The
+// fleet does not wait for them.
 func (f *Fleet) newMisbehaving(o Options) (clients []*client, err error) {
 	for i := range o.Slow + o.Refusing {
 		c, err := f.newClient(o.Proxies+i, o)
@@ -55,7 +56,7 @@ func (f *Fleet) newMisbehaving(o Options) (clients []*client, err error) {
 	return clients, nil
 }
 
-// misbehave replaces handle for such a client.
+// misbehave handles a response to a slow or refusing client. Other clients use handle.
 func (c *client) misbehave(ctx context.Context, r *response) error {
 	c.bytes.Add(int64(r.size))
 	c.answers.Add(1)

@@ -161,7 +161,7 @@ func TestCheckTimeoutIsReported(t *testing.T) {
 		return "", errors.New("waited for ever")
 	}}
 	r := target.runCheck(context.Background(), slow, &recorder{})
-	if r.OK || r.Evidence != "timed out (the limit of the check is 10ms): waited for ever" {
+	if r.OK || r.Evidence != "timed out (the check's timeout is 10ms): waited for ever" {
 		t.Errorf("got %+v", r)
 	}
 }
