@@ -15,6 +15,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
 // generations is the state of a root rotation. First the next root is announced, so that all members trust it before
@@ -62,12 +64,7 @@ func (s state) writeGenerations(g generations) error {
 	if err != nil {
 		return err
 	}
-	draft := filepath.Join(s.path(), "."+generationsFile)
-	_ = os.Remove(draft) // a killed process may have left a draft
-	if err := writeFile(draft, data); err != nil {
-		return s.explain("rotating roots", err)
-	}
-	if err := os.Rename(draft, filepath.Join(s.path(), generationsFile)); err != nil {
+	if err := atomicfile.Write(filepath.Join(s.path(), generationsFile), data); err != nil {
 		return s.explain("rotating roots", err)
 	}
 	return syncDir(s.path())
