@@ -49,7 +49,7 @@ func (p *Plugin) collect(ctx context.Context, a attachment, shared bool) (done b
 	}
 	defer func() { _ = netns.Close() }()
 	if now, err := identify(netns); err != nil || now != a.Namespace || shared {
-		return err == nil, err // the path is now that of another namespace, or a live attachment uses this one
+		return err == nil, err // the path belongs to a newer namespace, or a live attachment needs the rules
 	}
 	// Without the rules, the remaining processes would bypass their proxy.
 	if lives, err := hasProcesses(a.Namespace); err != nil || lives {

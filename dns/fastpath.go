@@ -10,8 +10,8 @@ import (
 )
 
 // fastQuery is a query in the most common form: one name of plain ASCII characters, and an optional OPT record. The
-// server answers such a query from the table or the cache without package dns's unpacking and packing of messages,
-// which would use most of the CPU time. All other queries are unpacked.
+// server answers such queries from the table or the cache without a dns.Msg, because unpacking and packing dns.Msg
+// would use most of the CPU time. All other queries are unpacked.
 type fastQuery struct {
 	query
 	wire   []byte // as received

@@ -219,7 +219,7 @@ func TestSilentResolverIsSkipped(t *testing.T) {
 	for range 10 {
 		exchange(t, s, "x.example.", dns.TypeA)
 	}
-	if n := away.queries.Load(); n > 3 { // on a busy machine, the rest of one second may end during the test
+	if n := away.queries.Load(); n > 3 { // on a busy machine, the silent resolver may be tested again
 		t.Errorf("the silent resolver received %d queries", n)
 	}
 	before := away.queries.Load()

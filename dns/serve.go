@@ -25,7 +25,7 @@ const (
 const (
 	dropSource    = "source"    // the client's address is not allowed
 	dropMalformed = "malformed" // the message is not a DNS query
-	dropFull      = "limit"     // too many queries wait for resolvers, or too many connections are busy
+	dropFull      = "limit"     // too many queries wait for resolvers, or all connections have pending queries
 	dropIdle      = "idle"      // an idle connection was closed in favor of a new one
 )
 

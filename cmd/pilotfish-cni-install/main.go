@@ -34,8 +34,13 @@ func main() {
 func command(lookup func(string) (string, bool)) *cobra.Command {
 	s := &settings{lookup: lookup}
 	root := &cobra.Command{
-		Use:           "pilotfish-cni-install",
-		Short:         "Install the CNI plugin on this node, serve it, and check the redirected pods",
+		Use:   "pilotfish-cni-install",
+		Short: "Run the node agent of the CNI plugin",
+		Long: "Run the node agent of the CNI plugin. The agent installs the plugin on this\n" +
+			"node and repairs the installation. It serves the node's pods to the plugin. It\n" +
+			"checks the redirection of running pods and repairs pods without it.\n\n" +
+			"Each flag can also be set with an environment variable: the flag's name in\n" +
+			"upper case, with underscores. For example, CHECK_INTERVAL sets --check-interval.",
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,

@@ -89,7 +89,7 @@ func (s *settings) registerPlugin(f *pflag.FlagSet) {
 	f.Uint16Var(&s.proxyPort, "proxy-listen-port", 0, "port of Envoy for outbound traffic (proxyListenPort); 0: 15001")
 	f.Uint16Var(&s.inboundPort, "proxy-inbound-listen-port", 0, "port of Envoy for inbound traffic (proxyInboundListenPort); 0: 15006")
 	f.Uint16Var(&s.tunnel, "inbound-tunnel-port", 0, "port of Envoy for HBONE; 0: 15008")
-	f.StringVar(&s.ipv6, "ipv6", "", "treatment of IPv6: auto, capture, reject or pass")
+	f.StringVar(&s.ipv6, "ipv6", "", "handling of IPv6 traffic: auto (capture if the pod has no IPv4 address), capture, reject or pass (default auto)")
 	f.StringVar(&s.forceIPTables, "force-iptables-binary", "", "use these iptables binaries instead of the kernel's nftables interface: legacy or nft")
 	f.BoolVar(&s.nativeNFTables, "native-nftables", false, "use only the kernel's nftables interface; fail if it is not available")
 	f.BoolVar(&s.statusQueriesAgent, "status-asks-agent", false, "report the network as not ready while this agent does not respond; needs hostNetwork and a CNI configuration of version 1.1.0")

@@ -146,7 +146,7 @@ func runAs(o *iptables.Options, p *agentapi.Pod, proxy *agentapi.Container) erro
 	case root:
 		o.ProxyUIDs = nil
 	case uid != nil && gid == nil:
-		o.ProxyGIDs = slices.Clone(o.ProxyUIDs) // as for the flag --proxy-gid, the group defaults to the user
+		o.ProxyGIDs = slices.Clone(o.ProxyUIDs) // the group ID defaults to the user ID, as with the flag --proxy-gid
 	}
 	return nil
 }

@@ -236,7 +236,7 @@ func (c *changes) writeOver(path string, content []byte, mode fs.FileMode, ready
 	c.done = append(c.done, change{path: path, was: was})
 	err = c.disk.replace(path, bytes.NewReader(content), mode, ready)
 	if errors.Is(err, errChanged) {
-		c.done = c.done[:len(c.done)-1] // undo must not overwrite the other program's change with the recorded state
+		c.done = c.done[:len(c.done)-1] // the file was not replaced, so undo must not touch it
 	}
 	return true, err
 }
