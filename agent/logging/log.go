@@ -32,11 +32,13 @@ func (o *Options) AddTo(f *pflag.FlagSet) {
 	_ = f.MarkHidden("vklog")
 }
 
-// AddHiddenFlags adds the flags that every command of Istio's agent accepts, also before the command name. Commands
-// without a log ignore them.
+// AddHiddenFlags adds the flags that every command of Istio's agent accepts. They are not listed in the help, because they
+// have no effect in commands without a log.
 func AddHiddenFlags(f *pflag.FlagSet) {
-	new(Options).AddTo(f)
-	f.VisitAll(func(flag *pflag.Flag) { flag.Hidden = true })
+	hidden := pflag.NewFlagSet("", pflag.ContinueOnError)
+	new(Options).AddTo(hidden)
+	hidden.VisitAll(func(flag *pflag.Flag) { flag.Hidden = true })
+	f.AddFlagSet(hidden)
 }
 
 // Open creates the log. The caller must close it.

@@ -164,3 +164,15 @@ func TestUnreopenableLogFileStaysInUse(t *testing.T) {
 		t.Errorf("%q, %v", text, err)
 	}
 }
+
+func TestHiddenFlagsDoNotHideOtherFlags(t *testing.T) {
+	f := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	f.Int("other", 0, "")
+	AddHiddenFlags(f)
+	if err := f.Parse([]string{"--log_output_level=debug", "--other=1"}); err != nil {
+		t.Error(err)
+	}
+	if f.Lookup("other").Hidden || !f.Lookup("log_target").Hidden {
+		t.Errorf("hidden: other %t, log_target %t, want false and true", f.Lookup("other").Hidden, f.Lookup("log_target").Hidden)
+	}
+}
