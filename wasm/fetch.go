@@ -126,7 +126,7 @@ func (m *Modules) fromServer(ctx context.Context, module Module, known *entry) (
 		request.Header.Set("If-None-Match", known.ETag)
 	}
 	// The transport refuses a redirect from https to http.
-	client := &http.Client{Transport: m.config.transport(request.URL.Scheme == "https")}
+	client := &http.Client{Transport: m.config.transport(request.URL.Scheme == "https", request.URL.Host)}
 	response, err := client.Do(request)
 	if err != nil {
 		return nil, redactError(err)

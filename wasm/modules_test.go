@@ -249,6 +249,26 @@ func TestModulesAreNotFetchedFromMetadataAddresses(t *testing.T) {
 	}
 }
 
+func TestOnlyURLsOfLoopbackLeadToLoopback(t *testing.T) {
+	behind := serve(t, gives(tiny))
+	for host, want := range map[string]bool{
+		"127.0.0.1": true, "127.8.9.1:80": true, "[::1]:443": true, "[::ffff:127.0.0.1]:80": true, "localhost": true, "localhost:5000": true,
+		"192.0.2.1": false, "localhost.example:80": false, "loopback.example": false, "[2001:db8::1]:80": false, "": false,
+	} {
+		request, err := http.NewRequest(http.MethodGet, behind.URL, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response, err := (&Config{}).transport(false, host).RoundTrip(request)
+		if err == nil {
+			_ = response.Body.Close()
+		}
+		if got := err == nil; got != want || !want && !errors.Is(err, fetchguard.ErrBlocked) {
+			t.Errorf("%s: allowed is %v, error %v", host, got, err)
+		}
+	}
+}
+
 func TestCertificatesAreVerifiedExceptForInsecureHosts(t *testing.T) {
 	authority := testpki.New(t, "web")
 	o := &origin{}

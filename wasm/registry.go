@@ -51,7 +51,7 @@ func (m *Modules) fromRegistry(ctx context.Context, reference string, module Mod
 	descriptor, err := remote.Get(ref,
 		remote.WithContext(ctx),
 		remote.WithAuth(auth),
-		remote.WithTransport(responseLimiter{m.config.transport(true)}),
+		remote.WithTransport(responseLimiter{m.config.transport(true, registry)}),
 		remote.WithRetryBackoff(remote.Backoff{Steps: 1}), // no retries here: Modules.fetch retries
 		remote.WithRetryStatusCodes(),
 	)

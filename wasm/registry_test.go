@@ -72,7 +72,7 @@ func (r *imageRegistry) push(t testing.TB, at string, image v1.Image) string {
 	password := r.password
 	r.password = ""
 	defer func() { r.password = password }()
-	if err := remote.Write(ref, image, remote.WithTransport(c.transport(true))); err != nil {
+	if err := remote.Write(ref, image, remote.WithTransport(c.transport(true, r.host()))); err != nil {
 		t.Fatal(err)
 	}
 	digest, err := image.Digest()

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
+	"net/url"
 	"slices"
 	"time"
 
@@ -40,8 +42,12 @@ type roundTripper struct {
 	encrypted bool
 }
 
-func (c *Config) transport(encrypted bool) *roundTripper {
-	dialer := &net.Dialer{Timeout: 10 * time.Second, ControlContext: fetchguard.Guard{Blocked: c.Blocked}.Control}
+// transport returns a roundTripper for all requests of one fetch, including those to redirect targets and token servers,
+// which the server chooses. host is the host of the module's URL. If it is not a loopback address, connections to loopback
+// are refused.
+func (c *Config) transport(encrypted bool, host string) *roundTripper {
+	guard := fetchguard.Guard{Blocked: c.Blocked, NoLoopback: !isLoopback(host)}
+	dialer := &net.Dialer{Timeout: 10 * time.Second, ControlContext: guard.Control}
 	verified := &http.Transport{
 		DialContext:            dialer.DialContext,
 		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: c.Roots},
@@ -54,6 +60,14 @@ func (c *Config) transport(encrypted bool) *roundTripper {
 	unverified := verified.Clone()
 	unverified.TLSClientConfig.InsecureSkipVerify = true
 	return &roundTripper{config: c, verified: verified, unverified: unverified, encrypted: encrypted}
+}
+
+// isLoopback reports whether a host with an optional port is a loopback address or localhost. A DNS name is not, because its
+// owner can change its address between requests.
+func isLoopback(hostport string) bool {
+	host := (&url.URL{Host: hostport}).Hostname()
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.Unmap().IsLoopback()
 }
 
 func (t *roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {

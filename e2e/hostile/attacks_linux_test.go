@@ -50,6 +50,7 @@ func attacks() []attack {
 		registrationAttacks,
 		policyAttacks,
 		fetchAttacks,
+		registryAttacks,
 		scrapeAttacks,
 		dnsAttacks,
 		cniAttacks,
