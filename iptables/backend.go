@@ -3,7 +3,7 @@ package iptables
 import "context"
 
 // Backend installs rule sets in one network namespace, and reads the installed rules. The implementations are in the
-// packages nft and xtables. The methods are not safe for concurrent use.
+// packages nft, xtables and backends. The methods are not safe for concurrent use.
 type Backend interface {
 	// Name returns "nftables", "iptables-nft" or "iptables-legacy".
 	Name() string

@@ -62,7 +62,7 @@ func TestRulesOfAnInjectedPod(t *testing.T) {
 	}
 }
 
-// Both back ends rely on these.
+// Both back ends depend on these properties of compiled rule sets.
 func TestRulesKeepTheFormThatBackEndsRelyOn(t *testing.T) {
 	for name, rules := range manySets(t) {
 		t.Run(name, func(t *testing.T) { checkForm(t, rules) })
@@ -84,7 +84,7 @@ func manySets(t *testing.T) map[string]*RuleSet {
 	return all
 }
 
-// Whatever interfaces are called, even what IDs are made of, no two rules share an ID.
+// All rules have different IDs, even if interface names look like parts of IDs.
 func TestInterfacesOfAnyNamesLeaveIDsUnique(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	names := namesLikeIDs()
@@ -107,11 +107,11 @@ func TestInterfacesOfAnyNamesLeaveIDsUnique(t *testing.T) {
 		}
 	}
 	if compared < 1000 {
-		t.Errorf("only %d sets of rules were looked at", compared)
+		t.Errorf("only %d rule sets were compared", compared)
 	}
 }
 
-// namesLikeIDs are the ends of the kinds of rules, with what may follow them, where they can be names of interfaces.
+// namesLikeIDs returns suffixes of rule IDs that are valid interface names.
 func namesLikeIDs() []string {
 	var names []string
 	for _, kind := range slices.Sorted(maps.Keys(reasons)) {
@@ -140,10 +140,10 @@ func checkForm(t *testing.T, rules *RuleSet) {
 			}
 			seen[r.ID] = true
 			if c.Hook != "" && r.Verdict.Action != Jump {
-				t.Errorf("rule %q of base chain %s is no jump", r.ID, c.Name)
+				t.Errorf("rule %q of base chain %s is not a jump", r.ID, c.Name)
 			}
 			if r.Verdict.Action == Jump && !chains[string(c.Table)+r.Verdict.Chain] {
-				t.Errorf("rule %q jumps to %s, which does not come before", r.ID, r.Verdict.Chain)
+				t.Errorf("rule %q jumps to %s, which does not precede it", r.ID, r.Verdict.Chain)
 			}
 			m := r.Match
 			if len(m.Source) > 1 || len(m.Destination) > 1 || len(m.UIDs) > 1 || len(m.SourcePorts) > 1 ||

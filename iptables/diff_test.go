@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// withoutRule is the rule set less the rule.
+// withoutRule returns a copy of the rule set without the rule.
 func withoutRule(rules *RuleSet, id string) *RuleSet {
 	damaged := *rules
 	damaged.Chains = slices.Clone(rules.Chains)
@@ -26,7 +26,7 @@ func TestCorrectRulesHaveNoDifference(t *testing.T) {
 	}
 }
 
-// Each set has no redundant rule, so removing any rule has an effect.
+// The sets do not contain redundant rules, so removing any rule has an effect.
 func TestEveryMissingRuleIsReportedWithItsConsequence(t *testing.T) {
 	for name, more := range map[string][]string{
 		"usual":             {flagInboundExclude, "15020,100-110", flagOutboundExclude, "3306", flagDualStack, "true"},
@@ -95,7 +95,7 @@ func TestOrderForeignRulesAndRoutingAreCompared(t *testing.T) {
 		t.Errorf("another port: %s", Summary(diff))
 	}
 	if diff := Diff(rules, &Installed{}); len(diff) != 1 || !strings.Contains(diff[0].Consequence, "bypass") {
-		t.Errorf("nothing in force: %s", Summary(diff))
+		t.Errorf("nothing installed: %s", Summary(diff))
 	}
 }
 
@@ -127,7 +127,7 @@ func TestVeryLongListsAreComparedToo(t *testing.T) {
 		t.Errorf("%s", Summary(diff))
 	}
 	if diff := Diff(rules, &Installed{}); len(diff) != 1 || !strings.Contains(diff[0].Consequence, "bypass") {
-		t.Errorf("nothing in force: %s", Summary(diff))
+		t.Errorf("nothing installed: %s", Summary(diff))
 	}
 	bare := compiled(t, appendOptions(usual, flagDualStack, "true")...)
 	for _, diff := range [][]Difference{Diff(rules, &Installed{Rules: bare}), Diff(bare, &Installed{Rules: rules})} {

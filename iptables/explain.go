@@ -214,8 +214,8 @@ func (w *walk) decider(c *Chain, r *Rule) *Rule {
 	return r
 }
 
-// exitRule returns the rule by which a packet that passes left our chains. If there are several, a rule of the nat table
-// is preferred, because nat decides about connections.
+// exitRule returns the RETURN rule by which a packet left our chains without being captured. If there are several, it
+// prefers a rule of the nat table, because nat decides about connections.
 func (w *walk) exitRule() *Rule {
 	var last *Rule
 	for _, s := range w.left {

@@ -15,8 +15,8 @@ func outcomeText(e Explanation) string {
 	return string(e.End)
 }
 
-// sentPacket is the first packet of a connection that a process begins: "1000 tcp 10.0.0.5 10.2.3.4:443". The process's group
-// is its user's unless there is one behind a slash. The pod has 10.0.0.5 and fd00::5.
+// sentPacket parses the first packet of a process's connection: "1000 tcp 10.0.0.5 10.2.3.4:443". "1000/2000" is user and
+// group; without a group, it is the same number as the user. The pod has the addresses 10.0.0.5 and fd00::5.
 func sentPacket(t *testing.T, text string) Packet {
 	t.Helper()
 	f := strings.Fields(text)
@@ -191,12 +191,12 @@ func TestPassthroughWithClientAddressReachesTheApplication(t *testing.T) {
 	p := sentPacket(t, "0/1337 tcp 10.9.9.9 10.0.0.5:80")
 	p.Mark = 1337
 	if e := Explain(rules, p); e.End != Passes {
-		t.Errorf("the connection comes back to the proxy: %s", e.Why)
+		t.Errorf("the connection returns to the proxy: %s", e.Why)
 	}
 	answer := Packet{Direction: Outbound, Protocol: TCP, From: netip.MustParseAddrPort("10.0.0.5:80"), To: netip.MustParseAddrPort("10.9.9.9:4000"),
 		Interface: "eth0", UID: number(t, "1000"), GID: number(t, "1000"), ConnMark: 1337, State: Established}
 	if e := Explain(rules, answer); e.Mark != 1337 {
-		t.Errorf("the answer is marked %d, so it leaves by eth0 instead of reaching the proxy", e.Mark)
+		t.Errorf("the reply is marked %d, so it leaves through eth0 instead of reaching the proxy", e.Mark)
 	}
 }
 

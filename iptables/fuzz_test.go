@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// All options either are refused or compile to canonical rules that never redirect the proxy's own connections.
-// Formatting and parsing the options again yields the same rules.
+// Any options are either rejected, or compiled to canonical rules that never redirect the proxy's own connections. If the
+// options are formatted and parsed again, they yield the same rules.
 func FuzzOptionsAreRefusedOrCompileToSafeRules(f *testing.F) {
 	f.Add("REDIRECT", "*", "15020,90-99", "*", "10.0.0.0/8,fd00::/8", "80", "53", "eth1", "vif0", "1337,0", "7", "*", "12", "10.0.0.10", "auto", uint8(0))
 	f.Add("TPROXY", "80,90:99", "", "127.0.0.0/8,::1/128", "", "1-65535", "", "", "a,b", "", "0", "5,6", "", "::1,127.0.0.53", "reject", uint8(255))
@@ -24,7 +24,7 @@ func FuzzOptionsAreRefusedOrCompileToSafeRules(f *testing.F) {
 			}
 			again := DefaultOptions()
 			if err := again.Set(name, o.Get(name), Names{}); err != nil || again.Get(name) != o.Get(name) {
-				t.Errorf("%s %q is written as %q, and read as %q (%v)", name, value, o.Get(name), again.Get(name), err)
+				t.Errorf("%s %q is formatted as %q, and parsed as %q (%v)", name, value, o.Get(name), again.Get(name), err)
 			}
 		}
 		o.RedirectDNS, o.CaptureAllDNS, o.DropInvalid, o.DualStack = bits&1 > 0, bits&2 > 0, bits&4 > 0, bits&8 > 0
@@ -37,7 +37,7 @@ func FuzzOptionsAreRefusedOrCompileToSafeRules(f *testing.F) {
 			t.Errorf("rules differ from themselves: %s", Summary(diff))
 		}
 		if again, err := Compile(o); err != nil || !reflect.DeepEqual(again, rules) {
-			t.Errorf("the same options come to other rules: %v", err)
+			t.Errorf("formatted and parsed options yield different rules: %v", err)
 		}
 		leavesProxyAlone(t, &o, rules)
 	})
@@ -62,7 +62,7 @@ func leavesProxyAlone(t *testing.T, o *Options, rules *RuleSet) {
 	}
 }
 
-// pairs are users or groups, each with a partner that no rule is likely to speak of.
+// pairs combines each ID with an ID that rules probably do not contain.
 func pairs(ids []uint32, other uint32, swapped bool) (all [][2]uint32) {
 	for _, id := range ids {
 		if swapped {

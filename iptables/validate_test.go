@@ -13,7 +13,7 @@ func TestLoopbackCannotBeExcludedOrVirtualUnderTProxy(t *testing.T) {
 	} {
 		o := options(t, pairs...)
 		if err := o.Validate(); err == nil || !strings.HasPrefix(err.Error(), want) {
-			t.Errorf("%q: %v, want %s refused", pairs, err, want)
+			t.Errorf("%q: %v, want an error about %s", pairs, err, want)
 		}
 	}
 	o := options(t, flagInterfaces, "lo")

@@ -31,7 +31,7 @@ func rules(t testing.TB, mode iptables.Interception) *iptables.RuleSet {
 func open(t testing.TB, ns *testns.Namespace, c Choice) *Backend {
 	t.Helper()
 	if _, err := exec.LookPath("iptables-nft"); err != nil {
-		t.Skip("there is no iptables here")
+		t.Skip("iptables is not installed")
 	}
 	b, err := New(Config{NetNS: int(ns.Handle), Choice: c})
 	if err != nil {
@@ -40,7 +40,7 @@ func open(t testing.TB, ns *testns.Namespace, c Choice) *Backend {
 	return b
 }
 
-// state is all that back ends change.
+// state returns everything in the namespace that back ends change.
 func state(t testing.TB, ns *testns.Namespace) string {
 	t.Helper()
 	var out []byte
@@ -82,8 +82,8 @@ func TestChangeOfBackEndCleansThePreviousOne(t *testing.T) {
 	}
 }
 
-// listing leaves out which tables the legacy flavour has made, as those stay, empty, and the order of chains, which
-// means nothing.
+// listing returns the state without the list of legacy tables, which remain when they are empty, and without the order of
+// chains, which has no meaning.
 func listing(state string) string {
 	lines := strings.Split(state[:strings.LastIndex(state, "valid_lft")], "\n")
 	slices.Sort(lines)
@@ -122,14 +122,14 @@ func TestIPTablesServeWhereTheKernelHasNoNFTables(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.HasPrefix(b.Name(), "iptables-") {
-		t.Errorf("it was %s", b.Name())
+		t.Errorf("used back end: %s", b.Name())
 	}
 	if got := state(t, ns); !strings.Contains(got, "ISTIO_REDIRECT") && !strings.Contains(got, "nat") {
-		t.Errorf("there are no rules:\n%s", got)
+		t.Errorf("no rules are installed:\n%s", got)
 	}
 	b.cfg.Choice = NFTables
 	if err := b.Apply(ctx, rules(t, iptables.RedirectMode)); !errors.Is(err, nft.ErrUnsupported) {
-		t.Errorf("who asks for nftables gets iptables: %v", err)
+		t.Errorf("with nftables selected, iptables was used: %v", err)
 	}
 }
 
@@ -182,7 +182,7 @@ func TestConcurrentAppliesByTwoBackEndsInstallOne(t *testing.T) {
 		both.Wait()
 		in, err := open(t, ns, Auto).Read(context.Background())
 		if err != nil || len(in.Strange) > 0 || !reflect.DeepEqual(in.Rules, iptables.Canonical(want)) {
-			t.Fatalf("turn %d: in force is %+v, %v", turn, in, err)
+			t.Fatalf("round %d: installed rules: %+v, %v", turn, in, err)
 		}
 	}
 }
@@ -207,11 +207,11 @@ func TestForeignLegacyTablesAreNotOurs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if there, err := hasIPTables(t, b); there || err != nil {
-		t.Errorf("rules of others are taken for ours: %v %v", there, err)
+		t.Errorf("rules of other programs are recognized as ours: %v %v", there, err)
 	}
 	others("$p -w -t nat -N ISTIO_OUTPUT")
 	if there, err := hasIPTables(t, b); !there || err != nil {
-		t.Errorf("a chain of ours is not seen: %v %v", there, err)
+		t.Errorf("a chain of ours is not found: %v %v", there, err)
 	}
 }
 

@@ -12,8 +12,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/xtables"
 )
 
-// If a back end is killed while it replaces another one or itself, one of them captures the whole namespace, or new
-// connections are blocked. The next apply completes the change.
+// If a process is killed while it replaces the rules of the same or another back end, either a complete rule set remains
+// installed, or new connections are blocked. The next apply completes the change.
 func TestKilledReplacementLeavesNoTrafficUnprotected(t *testing.T) {
 	for _, turn := range []struct {
 		from, to Choice
@@ -34,7 +34,7 @@ func TestKilledReplacementLeavesNoTrafficUnprotected(t *testing.T) {
 				}
 				if !killedAt(t, ns, turn.to, n) {
 					if n <= turn.steps {
-						t.Errorf("there were but %d steps", n-1)
+						t.Errorf("only %d steps", n-1)
 					}
 					return
 				}
@@ -53,8 +53,8 @@ func TestKilledReplacementLeavesNoTrafficUnprotected(t *testing.T) {
 	}
 }
 
-// killedAt applies, but simulates a kill before the n-th step: nothing is rolled back. It reports whether there was
-// such a step.
+// killedAt applies the rules and simulates a kill before step n: the change stops without a rollback. It returns false if
+// the change has fewer steps.
 func killedAt(t *testing.T, ns *testns.Namespace, c Choice, n int) (killed bool) {
 	t.Helper()
 	b, err := New(Config{NetNS: int(ns.Handle), Choice: c, Inject: func(string) error {
@@ -79,7 +79,8 @@ func killedAt(t *testing.T, ns *testns.Namespace, c Choice, n int) (killed bool)
 	return killed
 }
 
-// unprotected describes the namespace if no back end has a complete rule set and new connections are not blocked.
+// unprotected returns a description of the namespace if connections can bypass the proxy: no back end has a complete rule
+// set, and new connections are not blocked. Otherwise it returns "".
 func unprotected(t *testing.T, ns *testns.Namespace) string {
 	t.Helper()
 	b := open(t, ns, Auto)

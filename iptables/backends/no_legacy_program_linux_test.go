@@ -32,7 +32,7 @@ func TestMissingLegacyProgramIsReported(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Mount("/dev/null", program, "", unix.MS_BIND, ""); err != nil { // no longer executable
+	if err := unix.Mount("/dev/null", program, "", unix.MS_BIND, ""); err != nil { // makes the program not executable
 		t.Fatal(err)
 	}
 	if _, err := b.Read(t.Context()); !errors.Is(err, xtables.ErrNoLegacySave) || !strings.Contains(err.Error(), "install iptables-legacy-save") {
@@ -51,6 +51,6 @@ func TestMissingLegacyProgramIsReported(t *testing.T) {
 		t.Errorf("Clean: %v", err)
 	}
 	if !strings.Contains(log.String(), "cannot be checked for earlier redirection rules") {
-		t.Errorf("the log has no warning: %s", log)
+		t.Errorf("the warning is not logged: %s", log)
 	}
 }

@@ -92,7 +92,7 @@ func TestProgramThatCannotReturnToItsNamespaceExits(t *testing.T) {
 	}
 }
 
-// closeAll closes all that leads to a namespace.
+// closeAll closes all references to a namespace.
 func closeAll(namespace unix.Stat_t) {
 	for fd := 3; fd < 1000; fd++ {
 		var stat unix.Stat_t
@@ -114,6 +114,6 @@ func TestOnThreadNeverUsesTheMainThread(t *testing.T) {
 		t.Fatal(err)
 	}
 	if there.Ino == first.Ino && there.Dev == first.Dev {
-		t.Error("the process is in the namespace for good")
+		t.Error("the main thread remains in the namespace")
 	}
 }

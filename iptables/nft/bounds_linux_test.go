@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Lists that options may have are more than a socket sends at once by default.
+// The longest option lists yield a batch that exceeds the default send buffer of a socket.
 func TestLongListsAreOneTransaction(t *testing.T) {
 	t.Parallel()
 	ns := testns.New(t)
@@ -32,7 +32,7 @@ func TestLongListsAreOneTransaction(t *testing.T) {
 	}
 }
 
-// A dormant table keeps its rules but does not apply them.
+// The kernel retains the rules of a dormant table, but does not evaluate them.
 func TestDormantTableIsReportedAndReactivated(t *testing.T) {
 	t.Parallel()
 	ns := testns.New(t)
@@ -52,7 +52,7 @@ func TestDormantTableIsReportedAndReactivated(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.Contains(strings.Join(in.Strange, "\n"), "dormant") {
-		t.Errorf("nothing is said of a dormant table: %q", in.Strange)
+		t.Errorf("a dormant table is not reported: %q", in.Strange)
 	}
 	if err := b.Apply(context.Background(), rules); err != nil {
 		t.Fatal(err)

@@ -34,7 +34,7 @@ add rule ip nat output tcp dport 99 redirect to :98
 add set inet filter pilotfish { type ipv4_addr; }
 `
 
-// foreignThings creates objects of another program that resemble ours.
+// foreignThings creates objects of other programs that resemble ours.
 func foreignThings(t *testing.T, ns *testns.Namespace) {
 	t.Helper()
 	err := ns.Run(func() error {
@@ -78,7 +78,7 @@ func TestCleanRestoresThePreviousState(t *testing.T) {
 			}
 			got, err := b.Read(context.Background())
 			if err != nil || got.Rules != nil || len(got.Strange) > 0 {
-				t.Errorf("%+v %v is in force after cleaning", got, err)
+				t.Errorf("%+v %v is installed after Clean", got, err)
 			}
 		})
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-// FuzzDecode reads rules whose expressions are anything: what is no rule of ours is strange, and nothing fails.
+// FuzzDecode decodes rules with arbitrary expressions. Rules that are not ours are reported as strange, without a panic.
 func FuzzDecode(f *testing.F) {
 	b := newBatch(0)
 	for _, name := range []string{"all", "tproxy dual", "owners", "refuse IPv6"} {

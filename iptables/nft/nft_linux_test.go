@@ -15,7 +15,7 @@ func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 
 func port(first, last uint16) iptables.PortRange { return iptables.PortRange{First: first, Last: last} }
 
-// choices are option sets that together use all that Compile makes rules of.
+// choices returns option sets that together cover all options that affect the rules.
 func choices() map[string]func(*iptables.Options) {
 	captureAll := func(o *iptables.Options) {
 		o.InboundPorts.All, o.OutboundCIDRs.All = true, true
@@ -80,7 +80,7 @@ func backend(t testing.TB, cfg Config) *Backend {
 	return b
 }
 
-// checkInForce reads back.
+// checkInForce reads the installed rules and compares them with the wanted ones.
 func checkInForce(t *testing.T, b *Backend, want *iptables.RuleSet) {
 	t.Helper()
 	got, err := b.Read(context.Background())

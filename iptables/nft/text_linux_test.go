@@ -12,11 +12,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// What a dry run prints puts in force, by nft itself, what Apply puts in force without it.
+// The output of a dry run, installed with nft, yields the same rules as Apply.
 func TestTextInstallsTheSameRulesAsApply(t *testing.T) {
 	program, err := exec.LookPath("nft")
 	if err != nil {
-		t.Skip("there is no nft here to read the text")
+		t.Skip("nft is not installed")
 	}
 	for name, choose := range choices() {
 		t.Run(name, func(t *testing.T) {
@@ -41,7 +41,7 @@ func TestTextInstallsTheSameRulesAsApply(t *testing.T) {
 			}
 			got, want := listed(t, byText, program), listed(t, applied, program)
 			if len(got) < len(rules.Chains) || !slices.Equal(got, want) {
-				t.Errorf("the text puts in force\n%s\nand Apply\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+				t.Errorf("the text installs\n%s\nApply installs\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 			}
 		})
 	}
@@ -62,10 +62,10 @@ func nft(t *testing.T, ns *testns.Namespace, program, input string, args ...stri
 	return string(out)
 }
 
-// single is a set of one value, which nft writes as the value when it makes the rule itself.
+// single matches a set with one value. nft prints the rules that it created itself with the value instead.
 var single = regexp.MustCompile(`\{ ([^ ,]+) \}`)
 
-// network is one that is written from its first to its last address, as Apply's are listed.
+// network matches a network in the form "first-last address", in which nft lists the networks of Apply.
 var network = regexp.MustCompile(`[0-9a-f.:]*[.:][0-9a-f.:]*-[0-9a-f.:]*[.:][0-9a-f.:]*`)
 
 func asPrefix(text string) string {
@@ -83,11 +83,11 @@ func asPrefix(text string) string {
 	return text
 }
 
-// listed are the chains of our table as nft lists them, sorted.
+// listed returns the chains of our table as nft lists them, sorted.
 func listed(t *testing.T, ns *testns.Namespace, program string) []string {
 	text := nft(t, ns, program, "", "--stateless", "list", "table", "inet", Table)
 	text = network.ReplaceAllStringFunc(text, asPrefix)
-	text = strings.NewReplacer("tproxy ip to", "tproxy to", "tproxy ip6 to", "tproxy to").Replace(text) // where the family is sure anyway
+	text = strings.NewReplacer("tproxy ip to", "tproxy to", "tproxy ip6 to", "tproxy to").Replace(text) // other conditions already determine the family
 	chains := strings.Split(single.ReplaceAllString(text, "$1"), "\tchain ")[1:]
 	for i := range chains {
 		chains[i] = strings.TrimRight(chains[i], "}\n\t")

@@ -20,7 +20,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// wire is a pod's namespace and one beyond it, where what escapes arrives.
+// wire connects a pod's namespace to a second namespace, in which connections that bypass the proxy arrive.
 type wire struct {
 	pod, beyond *testns.Namespace
 	// captured and escaped count the packets that arrived at the proxy's ports, and at other ports.
@@ -34,7 +34,7 @@ const (
 	beyondAddr6   = "fd77::2"
 )
 
-// inEach holds the addresses for tests that run once for each family.
+// inEach lists the addresses for tests that run once for each address family.
 var inEach = []struct{ pod, beyond string }{{podAddress, beyondAddress}, {podAddress6, beyondAddr6}}
 
 func newWire(t testing.TB) *wire {
@@ -69,7 +69,7 @@ func newWire(t testing.TB) *wire {
 	return w
 }
 
-// listen counts what arrives at a port of all addresses.
+// listen counts the connections to a port on all addresses.
 func (w *wire) listen(t testing.TB, ns *testns.Namespace, address string, count *atomic.Int64) {
 	t.Helper()
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
@@ -105,13 +105,13 @@ func (w *wire) listen(t testing.TB, ns *testns.Namespace, address string, count 
 	})
 }
 
-// closeAtOnce leaves no port waiting.
+// closeAtOnce makes close send a reset, so that the port does not remain in TIME_WAIT.
 func closeAtOnce(c net.Conn) {
 	_ = c.(*net.TCPConn).SetLinger(0)
 	_ = c.Close()
 }
 
-// connect opens connections one after the other until the context ends, and leaves the machine some time for the rest.
+// connect opens connections one after the other until the context ends. It pauses between them, to limit the load.
 func (w *wire) connect(ctx context.Context, from *testns.Namespace, to string) {
 	_ = from.Run(func() error {
 		d := net.Dialer{Timeout: 3 * time.Second}
@@ -127,7 +127,7 @@ func (w *wire) connect(ctx context.Context, from *testns.Namespace, to string) {
 	})
 }
 
-// replacements is how often rules are replaced under traffic, in all: $PILOTFISH_TEST_REPLACEMENTS, or 400.
+// replacements returns how many times the tests replace rules under traffic: $PILOTFISH_TEST_REPLACEMENTS, or 400.
 func replacements(t *testing.T) int {
 	text := os.Getenv("PILOTFISH_TEST_REPLACEMENTS")
 	if text == "" {
@@ -135,7 +135,7 @@ func replacements(t *testing.T) int {
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 2 {
-		t.Fatalf("PILOTFISH_TEST_REPLACEMENTS=%s: it is a number, and at least 2", text)
+		t.Fatalf("PILOTFISH_TEST_REPLACEMENTS=%s: use a number of at least 2", text)
 	}
 	return n
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// sorted is a snapshot without the order of chains, which means nothing.
+// sorted returns a snapshot in which chains are sorted, because their order has no meaning.
 func sorted(t testing.TB, ns *testns.Namespace) string {
 	t.Helper()
 	lines := strings.Split(snapshot(t, ns), "\n")
@@ -23,7 +23,7 @@ func sorted(t testing.TB, ns *testns.Namespace) string {
 
 var errInjected = errors.New("injected")
 
-// failAt lets steps pass and the one of a number fail; it counts on.
+// failAt makes the step with the specified number fail. It counts all steps.
 type failAt struct {
 	number, steps int
 	failed        string
@@ -92,7 +92,7 @@ func TestConcurrentChangeIsDetectedBeforeReplace(t *testing.T) {
 			mustApply(t, b, want)
 			checkInForce(t, b, want)
 			if steps < 2 {
-				t.Error("it was not looked again")
+				t.Error("the state was not read again")
 			}
 		})
 	}
@@ -178,5 +178,5 @@ func TestConcurrentAppliesDoNotConflict(t *testing.T) {
 			return
 		}
 	}
-	t.Error("what is in force is none of the rule sets")
+	t.Error("the installed rules are not one of the rule sets")
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// addVerdict adds the expressions of a verdict. table is the model's table of the rule.
+// addVerdict adds the expressions for a rule's verdict. table is the rule's table in the model.
 func (w *writer) addVerdict(table iptables.Table, v iptables.Verdict, m iptables.Match) error {
 	switch v.Action {
 	case iptables.Return:

@@ -36,11 +36,11 @@ func TestListAfterAnInterruptedListSucceeds(t *testing.T) {
 	}
 	address(t, other, unix.RTM_NEWADDR, many)
 	if _, err := s.readReplies(sequence); !errors.Is(err, ErrInterrupted) {
-		t.Fatalf("a list that changed while it was read: %v", err)
+		t.Fatalf("a list that changed while it was read: error %v", err)
 	}
 	all, err := s.Request(unix.RTM_GETADDR, unix.NLM_F_DUMP, of)
 	if err != nil || len(all) < many {
-		t.Errorf("the list after it: %d addresses, %v", len(all), err)
+		t.Errorf("the next list: %d addresses, %v", len(all), err)
 	}
 }
 

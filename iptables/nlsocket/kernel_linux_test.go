@@ -39,7 +39,7 @@ func TestRequestReturnsOnlyItsOwnReplies(t *testing.T) {
 	if err != nil || len(replies) != 1 || replies[0].Kind != unix.RTM_NEWLINK {
 		t.Errorf("%v %v", replies, err)
 	}
-	if err := s.Send(Append(nil, unix.RTM_GETLINK, unix.NLM_F_ACK, s.NextSequence(), lo)); err != nil { // lo, and that this is all
+	if err := s.Send(Append(nil, unix.RTM_GETLINK, unix.NLM_F_ACK, s.NextSequence(), lo)); err != nil { // replies: lo, and the end of the list
 		t.Fatal(err)
 	}
 	only, err := s.Get(unix.RTM_GETLINK, lo)
@@ -82,7 +82,7 @@ func TestEachReplyHasItsOwnTimeout(t *testing.T) {
 	}
 	s.limit = time.Now().Add(-time.Second)
 	if _, err := s.Get(unix.RTM_GETLINK, lo); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("beyond the limit of all: %v", err)
+		t.Errorf("after the deadline of all requests: %v", err)
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 
 // Config configures a Harness or Sockets.
 type Config struct {
-	// NetNS is a file descriptor of the namespace; 0 or less: that of the calling thread.
+	// NetNS is a file descriptor of the network namespace. 0 or less selects the calling thread's namespace.
 	NetNS int
 	// TransparentMark is the mark that the TPROXY rules set; zero without TPROXY. TransparentPort is the proxy's port for
 	// these packets. If the proxy does not run, the harness listens on that port, because the kernel drops packets of

@@ -194,7 +194,7 @@ func TestHarnessLeavesNothingBehind(t *testing.T) {
 		t.Fatal(err)
 	}
 	if state(t, ns) == before {
-		t.Error("this test does not see the link of a Lab")
+		t.Error("the test does not find the link of a Harness")
 	}
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
@@ -239,7 +239,7 @@ func TestHarnessesOfOneNamespaceWaitForEachOther(t *testing.T) {
 func TestLeftoversOfKilledProcessAreRemoved(t *testing.T) {
 	ns := newRedirectingNamespace(t)
 	before := state(t, ns)
-	ns.Links(t, func(h *netlink.Handle) error { // as of a process that may not make namespaces
+	ns.Links(t, func(h *netlink.Handle) error { // as left by a process that may not create namespaces
 		if err := h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: nearLink}, PeerName: farLink}); err != nil {
 			return err
 		}
@@ -275,7 +275,7 @@ func TestLeftoversOfKilledProcessAreRemoved(t *testing.T) {
 	}
 }
 
-// A closed socket lives on in a process that was forked meanwhile, until that begins its program.
+// If another goroutine forks, a closed socket remains open in the child process until the child calls exec.
 func TestBindRetriesWhilePortIsInUse(t *testing.T) {
 	ns := newRedirectingNamespace(t)
 	l := open(t, ns)
@@ -297,6 +297,6 @@ func TestBindRetriesWhilePortIsInUse(t *testing.T) {
 	held = hold()
 	defer func() { _ = held.Close() }()
 	if got, err = l.Send(t.Context(), []Packet{packet}); err != nil || !errors.Is(got[0].Err, unix.EADDRINUSE) {
-		t.Errorf("from a port that somebody keeps, %v arrived: %v", got, err)
+		t.Errorf("from a port that another socket uses, %v arrived: %v", got, err)
 	}
 }

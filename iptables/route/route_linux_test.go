@@ -92,7 +92,7 @@ func TestEqualForeignObjectsStayAndAreNotOurs(t *testing.T) {
 	during := show(t, ns)
 	for line := range strings.Lines(during) {
 		if strings.Contains(line, "proto 80") && !strings.Contains(line, "fwmark 0x539 lookup 133") {
-			t.Errorf("added beside what was there: %s", line)
+			t.Errorf("added although an equal object existed: %s", line)
 		}
 	}
 	if _, err := r.Add(wanted, iptables.BothFamilies); err != nil {
@@ -109,7 +109,7 @@ func TestEqualForeignObjectsStayAndAreNotOurs(t *testing.T) {
 	}
 	in := &iptables.Installed{}
 	if err := r.SetRouting(in); err != nil || len(in.Strange) > 0 {
-		t.Errorf("without rules there is told %q %v", in.Strange, err)
+		t.Errorf("routing without rules is reported as %q %v", in.Strange, err)
 	}
 }
 
@@ -238,7 +238,7 @@ func TestMisroutedMarkedPacketsAreReported(t *testing.T) {
 	for name, one := range map[string]struct{ script, told string }{
 		"a rule before ours":                   {`ip rule add fwmark 0x539 lookup 99 priority 100; ip route add default dev eth0 table 99`, "a policy rule precedes rule 1337"},
 		"a rule before ours for one address":   {`ip rule add from 10.1.0.1 lookup 99 priority 100; ip route add default dev eth0 table 99`, "a policy rule precedes rule 1337"},
-		"a route beside ours":                  {`ip route add 10.2.0.0/16 dev eth0 table 133`, "also has a route to 10.2.0.0/16: remove it"},
+		"a second route in our table":          {`ip route add 10.2.0.0/16 dev eth0 table 133`, "also has a route to 10.2.0.0/16: remove it"},
 		"a rule before ours, of the family v6": {`ip -6 rule add fwmark 0x539 lookup 99 priority 100; ip -6 route add default dev eth0 table 99`, "a policy rule precedes rule 1337"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -277,40 +277,40 @@ func TestCompleteRoutingNeedsNoChange(t *testing.T) {
 		return isWanted(ours, want, of)
 	}
 	if !is(&iptables.Routing{}, 0) {
-		t.Error("nothing is ours, and more is asked")
+		t.Error("without objects of ours, there are further queries")
 	}
 	if _, err := r.Add(wanted, iptables.BothFamilies); err != nil {
 		t.Fatal(err)
 	}
 	if !is(wanted, iptables.BothFamilies) {
-		t.Error("all is as it should be, and more is asked")
+		t.Error("in the wanted state, there are further queries")
 	}
 	for what, other := range map[string]iptables.Routing{
 		"nothing": {}, "another mark": {Mark: 1338, Table: 133, Priority: 1337}, "another table": {Mark: 1337, Table: 134, Priority: 1337},
 		"another priority": {Mark: 1337, Table: 133, Priority: 1336},
 	} {
 		if is(&other, iptables.BothFamilies) {
-			t.Errorf("%s would be right too", what)
+			t.Errorf("%s is accepted as the wanted state", what)
 		}
 	}
 	if is(wanted, iptables.IPv4) {
-		t.Error("what there is of IPv6 is not seen")
+		t.Error("the IPv6 routing is not recognized")
 	}
 	for _, more := range []string{"rule add priority 1337 fwmark 1337 lookup 133 iif lo proto 80",
 		"rule add priority 1337 fwmark 1337/1337 lookup 133 proto 80", "route add 10.9.0.0/16 dev lo table 133 proto 80",
 		"route add local default dev lo table 140 proto 80", "route add blackhole default metric 7 table 133 proto 80"} {
 		run1(t, ns, "ip "+more)
 		if is(wanted, iptables.BothFamilies) {
-			t.Errorf("%s: is not seen", more)
+			t.Errorf("%s: the difference is not recognized", more)
 		}
 		run1(t, ns, "ip "+strings.Replace(more, " add ", " del ", 1))
 	}
 	if !is(wanted, iptables.BothFamilies) {
-		t.Error("afterwards more is asked")
+		t.Error("afterwards, there are further queries")
 	}
 }
 
-// To the kernel a rule for all marks but one is the same as that for the one.
+// The kernel treats a rule for all marks except one as equal to the rule for that mark.
 func TestRuleForAllOtherMarksIsNotOurs(t *testing.T) {
 	ns := testns.New(t)
 	run1(t, ns, `ip rule add not from all fwmark 1337 lookup 133 priority 1337 proto 80`)

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// captured is a namespace with a link, whose traffic is captured.
+// captured returns a namespace with a link and with redirection rules.
 func captured(t *testing.T) (*testns.Namespace, *iptables.RuleSet) {
 	t.Helper()
 	ns := linked(t)
@@ -51,7 +51,7 @@ func capture(t *testing.T, mode iptables.Interception) *iptables.RuleSet {
 	return rules
 }
 
-// linked is a namespace with a link.
+// linked returns a namespace with a link.
 func linked(t *testing.T) *testns.Namespace {
 	t.Helper()
 	ns := testns.New(t)
@@ -77,7 +77,7 @@ func linked(t *testing.T) *testns.Namespace {
 	return ns
 }
 
-// begin sends the first packet of a connection as a user, and waits for no answer.
+// begin sends the first packet of a connection as a user, and does not wait for a reply.
 func begin(t *testing.T, ns *testns.Namespace, network, to string, uid int) {
 	t.Helper()
 	kind := map[string]int{"tcp": unix.SOCK_STREAM, "udp": unix.SOCK_DGRAM}[network]
@@ -121,7 +121,7 @@ func runTrace(t *testing.T, cfg Config, traffic func()) []Packet {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	stop := make(chan struct{})
-	go func() { // traffic before the trace begins is not seen
+	go func() { // repeat the traffic, because packets before the start of the trace are not traced
 		defer close(stop)
 		for ctx.Err() == nil {
 			traffic()
@@ -165,7 +165,7 @@ func TestPacketTraceUsesRuleNames(t *testing.T) {
 			all := runTrace(t, Config{NetNS: int(ns.Handle), Rules: rules, Filter: c.filter, Packets: 1, For: 10 * time.Second},
 				func() { begin(t, ns, c.network, c.to, c.uid) })
 			if len(all) != 1 {
-				t.Fatalf("%d packets were told", len(all))
+				t.Fatalf("%d packets were reported", len(all))
 			}
 			t.Logf("%s", &all[0])
 			if got := steps(all[0]); !strings.Contains(got, c.steps) || all[0].End != c.end || all[0].To.String() != c.to {
@@ -280,12 +280,12 @@ func TestSecondTraceOfNamespaceIsRefused(t *testing.T) {
 	}
 	nothing := func(Packet) error { return nil }
 	if err := Run(t.Context(), cfg, nothing); err == nil || !strings.Contains(err.Error(), "another trace runs in this namespace") {
-		t.Errorf("while there is one: %v", err)
+		t.Errorf("during another trace: %v", err)
 	}
 	if err := first.close(); err != nil {
 		t.Fatal(err)
 	}
 	if err := Run(t.Context(), cfg, nothing); err != nil {
-		t.Errorf("after it: %v", err)
+		t.Errorf("after the other trace: %v", err)
 	}
 }

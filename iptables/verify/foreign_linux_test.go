@@ -9,7 +9,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Packets are also sent to the destinations that foreign rules name. Those packets match none of our own rules.
+// Packets are also sent to destinations that only rules of other programs match.
 func TestForeignRulesForFewDestinationsAreDetected(t *testing.T) {
 	for name, c := range map[string]struct{ script, consequence string }{
 		"a port": {`add table ip x; add chain ip x o { type nat hook output priority -101; }; add rule ip x o tcp dport 443 redirect to :99`,
@@ -34,10 +34,10 @@ func TestForeignRulesForFewDestinationsAreDetected(t *testing.T) {
 			r := report(t, ns, b, want)
 			expect(t, r, "", c.consequence)
 			if len(r.Differences) > 0 {
-				t.Errorf("our rules are as they should be: %v", r.Differences)
+				t.Errorf("our rules are unchanged, but differences are reported: %v", r.Differences)
 			}
 			if !strings.Contains(strings.Join(r.Notes, "\n"), "another program's rules apply too: chain ") {
-				t.Errorf("nobody is told of the rules of others: %q", r.Notes)
+				t.Errorf("the rules of other programs are not noted: %q", r.Notes)
 			}
 		})
 	}
@@ -53,7 +53,7 @@ func TestForeignRulesForBroadcastAddressesAreNoFault(t *testing.T) {
 		t.Error(err)
 	}
 	if told := strings.Join(r.Unproven, "\n"); !strings.Contains(told, "255.255.255.255: a broadcast address is not tested") {
-		t.Errorf("that it was not tried is not told: %q", told)
+		t.Errorf("the skipped destination is not reported: %q", told)
 	}
 }
 
@@ -67,7 +67,7 @@ add chain ip nat OUTPUT { type nat hook output priority -100; }; add rule ip nat
 		t.Errorf("%v %v", all, err)
 	}
 	if named := foreignDestinations([]iptables.ForeignChain{{NamedDestinations: []iptables.NamedDestination{{Port: 1}, {Port: 1}}}}); len(named) != 1 {
-		t.Errorf("a destination is tried twice: %v", named)
+		t.Errorf("a destination is listed twice: %v", named)
 	}
 }
 

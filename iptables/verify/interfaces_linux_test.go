@@ -80,7 +80,7 @@ func countPackets(t *testing.T, beyond *testns.Namespace) (packets func() int) {
 	}
 }
 
-// interfaces are options that speak of them.
+// interfaces sets options that name interfaces.
 func interfaces(change func(*iptables.Options)) func(*iptables.Options) {
 	return func(o *iptables.Options) {
 		o.ExcludeInterfaces, o.VirtualInterfaces = []string{"net1"}, []string{"vif0"}
@@ -90,7 +90,7 @@ func interfaces(change func(*iptables.Options)) func(*iptables.Options) {
 	}
 }
 
-// withInterfaces is a namespace that has them.
+// withInterfaces returns a namespace that has these interfaces.
 func withInterfaces(t *testing.T) (ns *testns.Namespace, packets func() int) {
 	ns = testns.New(t)
 	one := countPackets(t, attach(t, ns, "net1", "192.168.99.5/24", "fd99::5/64"))
@@ -124,11 +124,11 @@ func TestInterfaceTrafficIsVerified(t *testing.T) {
 			}
 			for _, by := range []string{"net1", "vif0"} {
 				if !slices.ContainsFunc(r.Proofs, func(p Proof) bool { return p.OK && p.via == by }) {
-					t.Errorf("no packet shows what becomes of traffic of %s:\n%s", by, r.Details())
+					t.Errorf("no test packet was sent through %s:\n%s", by, r.Details())
 				}
 			}
 			if n := packets(); n > 0 {
-				t.Errorf("%d packets of the tests got to a network", n)
+				t.Errorf("%d test packets reached a network", n)
 			}
 			ns.Links(t, func(h *netlink.Handle) error {
 				for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -180,18 +180,18 @@ func TestMissingInterfaceRulesAreDetectedByPackets(t *testing.T) {
 				if len(report.Differences) != 1 || !strings.Contains(report.Differences[0].What, r.ID+" is missing") {
 					t.Errorf("%s", report)
 				}
-				needless := strings.Contains(report.String(), "no packet is affected") // as another rule does the same
+				needless := strings.Contains(report.String(), "no packet is affected") // another rule has the same effect
 				if !needless && !slices.ContainsFunc(report.Failed(), func(p Proof) bool { return p.via != "" }) {
-					t.Errorf("no packet shows it:\n%s", report.Details())
+					t.Errorf("no test packet detects it:\n%s", report.Details())
 				}
 				if n := packets(); n > 0 {
-					t.Errorf("%d packets of the tests got to a network", n)
+					t.Errorf("%d test packets reached a network", n)
 				}
 			})
 		}
 	}
 	if of < 4 {
-		t.Errorf("only %d rules speak of interfaces", of)
+		t.Errorf("only %d rules match interfaces", of)
 	}
 }
 
@@ -221,8 +221,7 @@ func TestMissingInterfacesAreReported(t *testing.T) {
 	}
 }
 
-// The interface has no IPv6 and accepts only packets from sources to which its routes lead back. The rest is still
-// verified.
+// The interface does not support IPv6, and its rp_filter is strict. Its other traffic is still verified.
 func TestInterfaceIsVerifiedAsFarAsPossible(t *testing.T) {
 	ns := testns.New(t)
 	packets := countPackets(t, attach(t, ns, "net1", "192.168.99.5/24"))
@@ -252,11 +251,11 @@ func TestInterfaceIsVerifiedAsFarAsPossible(t *testing.T) {
 		t.Errorf("shown %q, unproven %q", shown, r.Unproven)
 	}
 	if n := packets(); n > 0 {
-		t.Errorf("%d packets of the tests got to a network", n)
+		t.Errorf("%d test packets reached a network", n)
 	}
 }
 
-// The kernel has no address to redirect to and drops the packet. Packets that are not redirected still arrive.
+// The interface has no address, so the kernel drops packets that it would redirect. Other packets still arrive.
 func TestVirtualInterfaceWithoutAddressIsReported(t *testing.T) {
 	ns := testns.New(t)
 	attach(t, ns, "vif0", "fd98::1/64")
@@ -270,7 +269,7 @@ func TestVirtualInterfaceWithoutAddressIsReported(t *testing.T) {
 	r := report(t, ns, b, rules)
 	const why = "to an address of their interface, but vif0 has no IPv4 address"
 	if len(r.Failed()) == 0 {
-		t.Error("nothing fails")
+		t.Error("no packet failed")
 	}
 	for _, p := range r.Failed() {
 		if p.via != "vif0" || !strings.Contains(p.Subject, "IPv4") || !strings.Contains(p.Consequence, "does not arrive: ") || !strings.HasSuffix(p.Consequence, why) {
@@ -290,7 +289,7 @@ func TestVirtualInterfaceWithoutAddressIsReported(t *testing.T) {
 	}
 }
 
-// Packets that arrive at a port of a bridge belong to the bridge, which forwards them to its other ports.
+// A bridge receives the packets that arrive at its ports, and forwards them to its other ports.
 func TestNoPacketIsInjectedThroughUnsuitableInterface(t *testing.T) {
 	for name, one := range map[string]struct {
 		make   func(t *testing.T, ns, beyond *testns.Namespace)
@@ -341,7 +340,7 @@ func TestNoPacketIsInjectedThroughUnsuitableInterface(t *testing.T) {
 				t.Errorf("%q is not in %q", one.reason, r.Unproven)
 			}
 			if n := first() + second(); n > 0 {
-				t.Errorf("%d packets of the tests got to a network", n)
+				t.Errorf("%d test packets reached a network", n)
 			}
 		})
 	}

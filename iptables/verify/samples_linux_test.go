@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/packettest"
 )
 
-// The author of a pod's annotations determines how much work the verification of the pod requires.
+// The annotations of a pod determine the work of its verification, so the work must be limited.
 func TestLongestListsStayWithinWorkLimit(t *testing.T) {
 	rules := compile(t, func(o *iptables.Options) {
 		for i := range 1024 {
@@ -32,6 +32,6 @@ func TestLongestListsStayWithinWorkLimit(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	if all, left := s.findSamples(over); left != countRules(rules) || len(all) != 0 {
-		t.Errorf("nobody waits any more: %d packets, and %d of %d rules left", len(all), left, countRules(rules))
+		t.Errorf("after the context ended: %d packets, and %d of %d rules left", len(all), left, countRules(rules))
 	}
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/xtables"
 )
 
-// inForce is a namespace in which the rules are in force.
+// inForce returns a namespace in which the rules are installed.
 func inForce(t *testing.T, rules *iptables.RuleSet) (*testns.Namespace, *nft.Backend) {
 	t.Helper()
 	ns := testns.New(t)
@@ -50,10 +50,10 @@ func expect(t *testing.T, r *Report, difference, consequence string) {
 		gone = append(gone, p.Consequence)
 	}
 	if !strings.Contains(differences, difference) {
-		t.Errorf("no difference says %q:\n%s", difference, r)
+		t.Errorf("no difference contains %q:\n%s", difference, r)
 	}
 	if consequence != "" && !slices.ContainsFunc(gone, func(s string) bool { return strings.Contains(s, consequence) }) {
-		t.Errorf("no packet says %q:\n%s", consequence, r)
+		t.Errorf("no consequence contains %q:\n%s", consequence, r)
 	}
 }
 
@@ -100,7 +100,7 @@ func TestForeignRuleBeforeOursIsDetectedByPackets(t *testing.T) {
 	}
 	r := report(t, ns, b, want)
 	if len(r.Differences) > 0 {
-		t.Errorf("our rules are as they should be: %v", r.Differences)
+		t.Errorf("our rules are unchanged, but differences are reported: %v", r.Differences)
 	}
 	expect(t, r, "", "inbound IPv4 TCP to port 30123 reaches port 8080 instead of port 15006")
 }
@@ -125,7 +125,7 @@ func TestMissingRoutingIsReportedWithConsequence(t *testing.T) {
 	expect(t, r, "packets marked 1337", "IPv4 TCP that the proxy forwards to the pod with the client's address does not arrive")
 }
 
-// Read back, everything is as it should be.
+// The rules and the routing have no differences; only packets detect the fault.
 func TestRemovedMarksAreDetectedByPackets(t *testing.T) {
 	want := compile(t, choices()["transparent"])
 	ns, b := inForce(t, want)
@@ -144,14 +144,14 @@ func TestRemovedMarksAreDetectedByPackets(t *testing.T) {
 	}
 	r := report(t, ns, b, want)
 	if len(r.Differences) > 0 {
-		t.Errorf("our rules are as they should be: %v", r.Differences)
+		t.Errorf("our rules are unchanged, but differences are reported: %v", r.Differences)
 	}
 	for _, family := range []string{"IPv4", "IPv6"} {
 		expect(t, r, "", family+" TCP that the proxy forwards to the pod with the client's address does not arrive")
 	}
 }
 
-// What Istio's redirection leaves behind, or another program has, can be the same as what ours needs.
+// Routing of Istio or another program can be equal to the routing that we need.
 func TestEqualForeignRoutingIsNoFault(t *testing.T) {
 	for _, choice := range []backends.Choice{backends.NFTables, backends.IPTablesLegacy} {
 		t.Run(string(choice), func(t *testing.T) {
@@ -175,7 +175,7 @@ func TestEqualForeignRoutingIsNoFault(t *testing.T) {
 				return errors.Join(h.RuleDel(ruleOfOthers(unix.AF_INET)), h.RuleDel(ruleOfOthers(unix.AF_INET6)))
 			})
 			if r := report(t, ns, b, want); !r.OK() {
-				t.Errorf("after their rules went: %s", r)
+				t.Errorf("after the other program removed its routing: %s", r)
 			}
 		})
 	}
@@ -216,7 +216,7 @@ func TestMissingLoopbackAddressIsReported(t *testing.T) {
 	expect(t, report(t, ns, b, want), "the address ::6/128 is missing on lo", "source ::6 does not arrive")
 }
 
-// The host's iptables puts the same rules in force by other means, legacy's beyond the reach of nftables.
+// The same rules are verified when the host's iptables installs them. nftables cannot list rules of iptables-legacy.
 func TestIPTablesRulesAreVerified(t *testing.T) {
 	if _, err := exec.LookPath("iptables-legacy-restore"); err != nil {
 		t.Skip("iptables is not installed; scripts/iptables.sh does that")
@@ -226,7 +226,7 @@ func TestIPTablesRulesAreVerified(t *testing.T) {
 			t.Run(string(flavour)+"/"+name, func(t *testing.T) {
 				t.Parallel()
 				rules := compile(t, choices()[name])
-				if flavour == xtables.NFT && name != "no ipv6" { // the kernel has no REDIRECT of its IPv6 everywhere
+				if flavour == xtables.NFT && name != "no ipv6" { // some kernels do not support REDIRECT for IPv6
 					rules = compile(t, func(o *iptables.Options) { choices()[name](o); o.DualStack, o.IPv6 = false, iptables.IPv6Pass })
 				}
 				ns := testns.New(t)

@@ -17,10 +17,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
 )
 
-// validating names the options of a validator that this test's binary is to be.
+// validating is the environment variable that makes the test binary run as a validator. Its value names the options.
 const validating = "PILOTFISH_TEST_VALIDATING"
 
-// validator is what an init container runs.
+// validator runs the validation, as an init container does.
 func validator(name string) int {
 	rules, err := compiled(choices()[name])
 	if err != nil {
@@ -88,7 +88,7 @@ func validate(t *testing.T, ns *testns.Namespace, name string, uid uint32, throu
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("/proc/self/exe") // users may not look into the folder of the binary
+	cmd := exec.Command("/proc/self/exe") // other users cannot access the directory of the binary
 	if len(through) > 0 {
 		cmd = exec.Command(through[0], append(through[1:], self)...)
 	}
@@ -138,7 +138,7 @@ func TestValidatorUsesItsPrivileges(t *testing.T) {
 			}
 			for _, want := range append(c.proves, c.leaves...) {
 				if !strings.Contains(output, want) {
-					t.Errorf("it does not say %q", want)
+					t.Errorf("the output does not contain %q", want)
 				}
 			}
 			t.Log(output)
@@ -150,14 +150,14 @@ func TestValidatorUsesItsPrivileges(t *testing.T) {
 // them.
 func TestPodWithUserNamespaceIsNotReportedAsWrong(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("only root can make user namespaces for others")
+		t.Skip("needs root, to create a user namespace for another user")
 	}
 	pod := exec.Command("unshare", "--net", "sh", "-c", "ip link set lo up; echo ready; exec sleep 60")
 	pod.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, Pdeathsig: syscall.SIGKILL,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: 100000, Size: 65536}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: 100000, Size: 65536}},
 		Credential:  &syscall.Credential{}}
-	runtime.LockOSThread() // the pod ends with the thread
+	runtime.LockOSThread() // because of Pdeathsig, the kernel kills the pod when this thread exits
 	defer runtime.UnlockOSThread()
 	out, err := pod.StdoutPipe()
 	if err != nil {

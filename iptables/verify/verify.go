@@ -26,7 +26,7 @@ type Config struct {
 	Backend iptables.Backend
 	// Want is the rule set that should be installed.
 	Want *iptables.RuleSet
-	// NetNS is a file descriptor of the namespace; 0 or less: that of the calling thread.
+	// NetNS is a file descriptor of the network namespace. 0 or less selects the calling thread's namespace.
 	NetNS int
 	// NoPackets skips the test packets.
 	NoPackets bool

@@ -50,7 +50,7 @@ func compiled(change func(*iptables.Options)) (*iptables.RuleSet, error) {
 	return iptables.Compile(o)
 }
 
-// choices are options that differ in what they capture.
+// choices returns option sets that capture different traffic.
 func choices() map[string]func(*iptables.Options) {
 	return map[string]func(*iptables.Options){
 		"all":         func(*iptables.Options) {},
@@ -107,8 +107,8 @@ var undetectableByPackets = map[string]bool{
 	"inbound/all-established": true, "mark/from-proxy": true, "tproxy/answer": true,
 }
 
-// isUndetectableZoneRule reports whether no packet shows the loss of a zone rule, such as those of the proxy's group,
-// with which no test process sends queries or replies.
+// isUndetectableZoneRule reports whether test packets cannot detect the loss of a zone rule. An example is a rule for the
+// proxy's group, because no test process sends queries or replies with that group.
 func isUndetectableZoneRule(id string) bool {
 	return strings.HasPrefix(id, "zone/answer-of-proxy-gid-") || strings.HasPrefix(id, "zone/question-of-proxy-gid-")
 }
@@ -139,7 +139,7 @@ func TestMissingRulesAreReportedWithConsequence(t *testing.T) {
 						t.Errorf("%s", report)
 					}
 					if len(report.Failed()) == 0 && !undetectableByPackets[r.ID] && !isUndetectableZoneRule(r.ID) {
-						t.Errorf("no packet shows it:\n%s", report)
+						t.Errorf("no test packet detects it:\n%s", report)
 					}
 				})
 			}

@@ -50,12 +50,12 @@ func TestProgramsThatAllFailChangeNothing(t *testing.T) {
 	}
 	err := b.Apply(t.Context(), wordy())
 	if err == nil || !strings.Contains(err.Error(), "/bin/false") {
-		t.Errorf("it says %v", err)
+		t.Errorf("got %v", err)
 	}
 	unchanged(t, b, before, everything(t, ns))
 }
 
-// istio is what Istio's init container makes, in short.
+// istio creates an abridged version of the rules of Istio's init container.
 const istio = `
 iptables-nft-restore --noflush <<END
 *nat
@@ -80,7 +80,7 @@ func TestRulesOfIstioAreReadAndReplaced(t *testing.T) {
 	b := backend(t, ns, "")
 	in, err := b.Read(t.Context())
 	if err != nil || len(in.Strange) > 0 || in.Rules == nil || len(in.Rules.Chains) != 6 {
-		t.Fatalf("Istio's are read as %+v, %v", in, err)
+		t.Fatalf("Istio's rules are read as %+v, %v", in, err)
 	}
 	apply(t, b, small(15001))
 	in, err = b.Read(t.Context())
@@ -91,6 +91,6 @@ func TestRulesOfIstioAreReadAndReplaced(t *testing.T) {
 		t.Error(iptables.Summary(diff))
 	}
 	if all := everything(t, ns); strings.Contains(all, "15006") {
-		t.Errorf("of Istio's there is left:\n%s", all)
+		t.Errorf("rules of Istio remain:\n%s", all)
 	}
 }

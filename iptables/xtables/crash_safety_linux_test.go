@@ -18,14 +18,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/route"
 )
 
-// inNamespace is a back end of the same programs in another namespace, without looking for them again.
+// inNamespace returns a copy of the back end for another namespace. It does not search for the programs again.
 func (b *Backend) inNamespace(ns *testns.Namespace, inject func(string) error) *Backend {
 	c := Config{NetNS: int(ns.Handle), Flavour: b.cfg.Flavour, Logger: b.cfg.Logger, Inject: inject}
 	return &Backend{cfg: c, ns: namespace{fd: c.NetNS}, tools: b.tools, routes: route.New(route.Config{NetNS: c.NetNS, Inject: inject})}
 }
 
-// killedAt changes the installed rules, but simulates a kill before the n-th step: nothing is rolled back. It reports
-// whether there was such a step.
+// killedAt changes the installed rules and simulates a kill before step n: the change stops without a rollback. It returns
+// false if the change has fewer steps.
 func killedAt(t *testing.T, b *Backend, ns *testns.Namespace, to *iptables.RuleSet, n int) (killed bool) {
 	t.Helper()
 	killed = true
@@ -47,7 +47,7 @@ func killedAt(t *testing.T, b *Backend, ns *testns.Namespace, to *iptables.RuleS
 	return killed
 }
 
-// turnInto applies rules, or cleans up where there are none.
+// turnInto applies the rules, or removes the installed ones if rules is nil.
 func turnInto(t *testing.T, b *Backend, to *iptables.RuleSet) error {
 	if to == nil {
 		return b.Clean(t.Context())
@@ -55,8 +55,8 @@ func turnInto(t *testing.T, b *Backend, to *iptables.RuleSet) error {
 	return b.Apply(t.Context(), to)
 }
 
-// A kill between two programs leaves the previous rules or the new ones of both families, or a guard: no connection
-// bypasses the proxy. The next apply completes the change.
+// After a kill between two runs of programs, each family has its previous rules, its new rules, or a guard. Connections
+// never bypass the proxy. The next apply completes the change.
 func TestKilledApplyLeavesOldRulesNewRulesOrAGuard(t *testing.T) {
 	for name, way := range map[string]struct {
 		from, to *iptables.RuleSet
@@ -105,34 +105,34 @@ func killed(t *testing.T, b *Backend, from, to *iptables.RuleSet, steps int) {
 		ns := begin()
 		if !killedAt(t, b, ns, to, n) {
 			if n <= steps {
-				t.Errorf("there were but %d steps", n-1)
+				t.Errorf("only %d steps", n-1)
 			}
 			return
 		}
 		got, strange := inForce(t, b, ns)
 		if !agrees(got, before) && !agrees(got, after) {
-			t.Errorf("killed before step %d: neither the former rules nor the new ones, and no guard: %v", n, got)
+			t.Errorf("killed before step %d: neither the previous rules nor the new ones are installed, and no guard: %v", n, got)
 		}
 		if slices.Contains(slices.Collect(maps.Values(got)), held) && !strings.Contains(strange, "blocks new connections") {
-			t.Errorf("killed before step %d: nothing is told of the guard: %q", n, strange)
+			t.Errorf("killed before step %d: the guard is not reported: %q", n, strange)
 		}
 		if err := turnInto(t, b.inNamespace(ns, nil), to); err != nil {
 			t.Fatal(err)
 		}
 		now := everything(t, ns)
-		if b.cfg.Flavour == Legacy { // whose tables, once there, stay
+		if b.cfg.Flavour == Legacy { // legacy tables remain when they are empty
 			now, want = withoutEmpty(now), withoutEmpty(want)
 		}
 		if now != want {
-			t.Errorf("killed before step %d, and begun anew:\n%s\nwithout being killed:\n%s", n, now, want)
+			t.Errorf("killed before step %d, then repeated:\n%s\nwithout a kill:\n%s", n, now, want)
 		}
 	}
 }
 
-// held is the state of a family whose new connections wait.
+// held is the state of a family whose new connections are blocked by a guard.
 const held = "held up"
 
-// agrees reports whether each family has the rules of a state, or is blocked by a guard.
+// agrees reports whether each family has the rules of the state, or is blocked by a guard.
 func agrees(got, state map[iptables.Families]string) bool {
 	for family, text := range got {
 		if text != held && text != state[family] {
@@ -142,7 +142,7 @@ func agrees(got, state map[iptables.Families]string) bool {
 	return true
 }
 
-// inForce returns our rules of each family, and the strange ones.
+// inForce returns our installed rules of each family, and the strange ones.
 func inForce(t *testing.T, b *Backend, ns *testns.Namespace) (states map[iptables.Families]string, strange string) {
 	t.Helper()
 	s, err := b.inNamespace(ns, nil).readTables(t.Context())
@@ -166,7 +166,8 @@ func inForce(t *testing.T, b *Backend, ns *testns.Namespace) (states map[iptable
 	return states, strings.Join(decode(s).Strange, " ")
 }
 
-// Who kills a container kills the program too that runs in it, which has then changed one table and not the other.
+// A kill of the container also kills the iptables program that runs in it. That program may have changed only one of its
+// tables.
 func TestApplyKilledWithItsProgramLeavesAGuard(t *testing.T) {
 	const killing = "KILLED_WITH_A_PROGRAM"
 	if flavour := os.Getenv(killing); flavour != "" {
@@ -212,13 +213,13 @@ kill -9 $PPID`,
 		fresh := testns.New(t)
 		apply(t, b.inNamespace(fresh, nil), wordy())
 		if got, want := everything(t, ns), everything(t, fresh); got != want {
-			t.Errorf("begun anew:\n%s\nwithout being killed:\n%s", got, want)
+			t.Errorf("repeated:\n%s\nwithout a kill:\n%s", got, want)
 		}
 	})
 }
 
-// A program that continues after this process was killed still changes the namespace. The lock must remain held until
-// it has ended, because otherwise it could overwrite a later change.
+// If this process is killed, its iptables program continues and changes the namespace. The lock must remain held until the
+// program exits. Otherwise the program could overwrite a later change.
 func TestLockOfKilledProcessIsHeldUntilItsProgramEnds(t *testing.T) {
 	const killing = "KILLED_WHILE_A_PROGRAM_RUNS"
 	if os.Getenv(killing) != "" {
@@ -261,7 +262,7 @@ func TestLockOfKilledProcessIsHeldUntilItsProgramEnds(t *testing.T) {
 	go func() { second <- b.inNamespace(ns, nil).Apply(t.Context(), small(15002)) }()
 	select {
 	case err := <-second:
-		t.Fatalf("the second has not waited: %v\n%s", err, output)
+		t.Fatalf("the second process did not wait: %v\n%s", err, output)
 	case <-time.After(time.Second):
 	}
 	if err := os.WriteFile(filepath.Join(folder, "go"), nil, 0o600); err != nil {

@@ -7,8 +7,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// What iptables-save prints may be anybody's rules. What is read into the model has to mean the same when it is written
-// again.
+// iptables-save also prints rules of other programs. A rule that is decoded into the model must be unchanged when it is
+// rendered and decoded again.
 func FuzzForeignRulesAreDecodedExactlyOrRefused(f *testing.F) {
 	for _, line := range []string{
 		`-d 10.0.0.0/8 ! -o lo -p tcp -m tcp ! --dport 15008 -m owner --uid-owner 1337 -m comment --comment "a \"b\" c" -j ISTIO_REDIRECT`,
@@ -27,14 +27,14 @@ func FuzzForeignRulesAreDecodedExactlyOrRefused(f *testing.F) {
 		}
 		lines, err := renderRule(rule, iptables.IPv4)
 		if err != nil {
-			t.Fatalf("%q is read as %+v, which cannot be written: %v", line, rule, err)
+			t.Fatalf("%q is decoded as %+v, which cannot be rendered: %v", line, rule, err)
 		}
 		if len(lines) != 1 {
-			return // of several families, or lists that are several rules
+			return // the rule has several families, or lists that are rendered as several rules
 		}
 		again, err := decodeRule(lines[0])
 		if err != nil || !reflect.DeepEqual(again, rule) {
-			t.Fatalf("%q is read as\n%+v, written as %q, and that is read as\n%+v, %v", line, rule, lines[0], again, err)
+			t.Fatalf("%q is decoded as\n%+v, rendered as %q, and then decoded as\n%+v, %v", line, rule, lines[0], again, err)
 		}
 	})
 }

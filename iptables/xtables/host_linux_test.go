@@ -13,7 +13,7 @@ import (
 )
 
 func TestApplyDoesNotWaitForTheHostLock(t *testing.T) {
-	if !testns.EnterPrivateMounts(t, "mount -t tmpfs tmpfs /run") { // other processes need the machine's own lock
+	if !testns.EnterPrivateMounts(t, "mount -t tmpfs tmpfs /run") { // the test must not lock the machine's lock file
 		return
 	}
 	const lock = "/run/xtables.lock"
@@ -27,12 +27,12 @@ func TestApplyDoesNotWaitForTheHostLock(t *testing.T) {
 	}
 	ns := testns.New(t)
 	b := backend(t, ns, Legacy)
-	apply(t, b, small(15001)) // it would wait for 30 seconds, and fail
+	apply(t, b, small(15001)) // with the machine's lock file, it would wait for 30 seconds and fail
 	waiting := exec.Command("iptables-legacy", "-w", "1", "-t", "nat", "-S")
 	waiting.WaitDelay = 10 * time.Second
 	err = ns.Run(waiting.Run)
 	if err == nil {
-		t.Error("iptables-legacy itself does not wait for the lock either, so that this shows nothing")
+		t.Error("iptables-legacy does not wait for the lock, so the test is ineffective")
 	}
 }
 
@@ -41,7 +41,7 @@ func TestReadCreatesNoTable(t *testing.T) {
 	before := everything(t, ns)
 	b := backend(t, ns, "")
 	if in, err := b.Read(t.Context()); err != nil || in.Rules != nil {
-		t.Errorf("it reads %+v, %v", in, err)
+		t.Errorf("Read returned %+v, %v", in, err)
 	}
 	_ = b.Name()
 	if err := b.Clean(t.Context()); err != nil {
@@ -63,7 +63,7 @@ func TestKernelErrorsNameTheTableAndTheProgram(t *testing.T) {
 	err := b.Apply(t.Context(), bad)
 	for _, part := range []string{"table nat", "iptables-legacy-restore", "ISTIO_NOWHERE"} {
 		if err == nil || !strings.Contains(err.Error(), part) {
-			t.Errorf("%v: it does not say %s", err, part)
+			t.Errorf("%v: it does not contain %s", err, part)
 		}
 	}
 }

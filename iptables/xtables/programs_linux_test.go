@@ -14,7 +14,8 @@ import (
 const knownVersion = `[ "$1" = --version ] && { echo "iptables v1.8.9 (legacy)"; exit; }
 `
 
-// programs makes a folder of programs of the legacy flavour, all of which do the same, the first in $PATH.
+// programs creates a directory of programs of the legacy flavour, as the first directory of $PATH. All of them run the same
+// script.
 func programs(t *testing.T, script string) {
 	t.Helper()
 	folder := t.TempDir()
@@ -35,12 +36,12 @@ func TestHungProgramsTimeOut(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := testns.New(t)
-			shell(t, ns, "iptables-legacy -w -t nat -S") // so that there is a table to look at
+			shell(t, ns, "iptables-legacy -w -t nat -S") // creates a legacy table, so that the back end runs the save program
 			began := filepath.Join(t.TempDir(), "began")
 			programs(t, script+": > "+began+"; exec sleep 60\n")
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			go func() { // no earlier: a program that is not begun does not end either
+			go func() { // cancel only after the program was started
 				for ctx.Err() == nil {
 					if _, err := os.Stat(began); err == nil {
 						cancel()
@@ -53,7 +54,7 @@ func TestHungProgramsTimeOut(t *testing.T) {
 				err = b.Apply(ctx, small(15001))
 			}
 			if err == nil || !strings.Contains(err.Error(), "did not exit in time") || !strings.Contains(err.Error(), "iptables-legacy") {
-				t.Errorf("it says %v", err)
+				t.Errorf("error %v", err)
 			}
 		})
 	}
@@ -65,7 +66,7 @@ func TestUnexpectedVersionOutputIsReported(t *testing.T) {
 		knownVersion + "echo '-A nonsense'\n":        "iptables-legacy: line 1",
 		knownVersion + "yes '' | head -c 20000000\n": "exceeds 16 MiB",
 		knownVersion + "echo no >&2; exit 7\n":       "exit status 7: no",
-		knownVersion + "exit 0\n":                    "", // nothing is there, and rules that are put in force are not looked for again
+		knownVersion + "exit 0\n":                    "", // the programs print no rules, and Apply does not verify the installed ones
 		knownVersion + "printf '*nat\\n-A X'\n":      "in an undeclared chain",
 	} {
 		ns := testns.New(t)
@@ -77,7 +78,7 @@ func TestUnexpectedVersionOutputIsReported(t *testing.T) {
 				err = b.Apply(t.Context(), small(15001))
 			}
 			if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
-				t.Errorf("it says %v, want %s", err, want)
+				t.Errorf("error %v, want %s", err, want)
 			}
 		})
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// The kernel caches its decision about a connection that the peer aborted. It would apply the previous rules to a new
-// connection from the same port.
+// The kernel retains the conntrack entry of a connection that the peer aborted. Without its deletion, the previous rules
+// would apply to a new connection from the same port.
 func TestReusedPortFollowsTheNewRules(t *testing.T) {
 	forEachFlavour(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
 		shell(t, ns, `ip link add eth0 type veth peer name eth1; ip link set eth0 up; ip link set eth1 up; ip addr add 10.1.0.1/24 dev eth0; ip route add default via 10.1.0.2`)
@@ -30,16 +30,16 @@ func TestReusedPortFollowsTheNewRules(t *testing.T) {
 		abortAll(t, ns, "127.0.0.1:15001")
 		apply(t, b, sets[0])
 		if err := dialFrom(ns, 34567); err != nil {
-			t.Fatalf("it is not captured: %v", err)
+			t.Fatalf("the connection is not captured: %v", err)
 		}
 		apply(t, b, sets[1])
 		if dialFrom(ns, 34567) == nil {
-			t.Error("a connection from a port that is used again is captured, as it was before the rules changed")
+			t.Error("a new connection from the same port is captured by the previous rules")
 		}
 	})
 }
 
-// abortAll listens, and answers each connection with a reset.
+// abortAll listens, and resets each connection.
 func abortAll(t *testing.T, ns *testns.Namespace, address string) {
 	t.Helper()
 	var l net.Listener
@@ -61,7 +61,7 @@ func abortAll(t *testing.T, ns *testns.Namespace, address string) {
 	t.Cleanup(func() { _ = l.Close(); <-ended })
 }
 
-// dialFrom connects to an address that no packet reaches, and waits until the other side has aborted it.
+// dialFrom connects to an unreachable address, and waits until the listener to which it is redirected resets the connection.
 func dialFrom(ns *testns.Namespace, port int) error {
 	return ns.Run(func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -70,7 +70,7 @@ func dialFrom(ns *testns.Namespace, port int) error {
 		}
 		defer func() { _ = unix.Close(fd) }()
 		patience := unix.NsecToTimeval(int64(20 * time.Second))
-		_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &patience) // of connect, too
+		_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &patience) // this is also the timeout of connect
 		_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience)
 		if err := unix.Bind(fd, &unix.SockaddrInet4{Port: port, Addr: netip.MustParseAddr("10.1.0.1").As4()}); err != nil {
 			return err

@@ -17,7 +17,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// forEachFlavour runs a test for both flavours, each in a namespace of its own.
+// forEachFlavour runs a test for both flavours, each in a separate namespace.
 func forEachFlavour(t *testing.T, f func(t *testing.T, ns *testns.Namespace, b *Backend)) {
 	for _, flavour := range []Flavour{NFT, Legacy} {
 		t.Run(string(flavour), func(t *testing.T) {
@@ -110,7 +110,7 @@ func wordy() *iptables.RuleSet {
 	}}
 }
 
-// everything is all that the namespace holds: both flavours, both families, and the bare tables of nftables.
+// everything returns all rules of the namespace: both flavours, both families, and the nftables tables without rules.
 func everything(t testing.TB, ns *testns.Namespace) string {
 	t.Helper()
 	var b strings.Builder
@@ -154,7 +154,7 @@ func everything(t testing.TB, ns *testns.Namespace) string {
 				return err
 			}
 			for _, r := range routes {
-				if r.Table == unix.RT_TABLE_LOCAL { // the kernel's own: it adds them some time after an address
+				if r.Table == unix.RT_TABLE_LOCAL { // the kernel adds these some time after an address
 					continue
 				}
 				fmt.Fprintf(&b, "route %s COMMIT\n", r)
@@ -167,11 +167,11 @@ func everything(t testing.TB, ns *testns.Namespace) string {
 		})
 	}
 	blocks := strings.SplitAfter(volatile.ReplaceAllString(b.String(), ""), "COMMIT\n")
-	slices.Sort(blocks) // a table that was removed and created again is last
+	slices.Sort(blocks) // nft lists a table that was removed and created again last
 	return strings.Join(blocks, "")
 }
 
-// volatile are the counters and dates of iptables-save.
+// volatile matches the counters and dates in the output of iptables-save.
 var volatile = regexp.MustCompile(`(?m) \[\d+:\d+\]$|^#.*\n`)
 
 // shell runs commands in the namespace, as another program would.

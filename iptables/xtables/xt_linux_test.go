@@ -35,12 +35,12 @@ func TestReadReturnsTheAppliedRules(t *testing.T) {
 			t.Errorf("read\n%s\nwant\n%s", text(t, got.Rules), text(t, want))
 		}
 		if name, want := b.Name(), "iptables-"+string(b.cfg.Flavour); name != want {
-			t.Errorf("it calls itself %s, and is %s", name, want)
+			t.Errorf("Name returns %s, want %s", name, want)
 		}
 	})
 }
 
-// The groups are one rule, also after an Apply of another set failed and was rolled back.
+// All groups are conditions of one rule, even after an Apply of another rule set failed and was rolled back.
 func TestMaximumNumberOfGroupsCanBeCaptured(t *testing.T) {
 	o := iptables.DefaultOptions()
 	o.OutboundCIDRs.All, o.RedirectDNS, o.CaptureAllDNS, o.DualStack = true, true, true, true
@@ -69,7 +69,7 @@ func TestMaximumNumberOfGroupsCanBeCaptured(t *testing.T) {
 			return nil
 		}
 		if err := b.Apply(t.Context(), wordy()); err == nil {
-			t.Fatal("nothing failed")
+			t.Fatal("Apply did not fail")
 		}
 		if after := everything(t, ns); withoutEmpty(after) != withoutEmpty(once) {
 			t.Errorf("before:\n%s\nafter:\n%s", once, after)
@@ -77,7 +77,7 @@ func TestMaximumNumberOfGroupsCanBeCaptured(t *testing.T) {
 	})
 }
 
-// small is a rule set of nat alone.
+// small returns a rule set that uses only the table nat.
 func small(port uint16) *iptables.RuleSet {
 	return &iptables.RuleSet{Families: iptables.IPv4, Chains: []iptables.Chain{
 		{Table: iptables.NAT, Name: "nat_output", Hook: iptables.Output, Rules: []iptables.Rule{
@@ -100,7 +100,7 @@ func TestApplyingAgainChangesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			if todo := b.changes(before, family, &b.sortTools(before, family)[0], texts); len(todo) > 0 {
-				t.Errorf("%d tables would be written again, the first: %s of %s", len(todo), todo[0].table, todo[0].tool)
+				t.Errorf("%d tables would be changed again; the first is %s of %s", len(todo), todo[0].table, todo[0].tool)
 			}
 		}
 		apply(t, b, wordy())
@@ -118,11 +118,11 @@ func TestReplacingRulesEqualsAFreshApply(t *testing.T) {
 		apply(t, b, small(15002))
 		apply(t, b, small(15001))
 		got, want := everything(t, ns), everything(t, fresh)
-		if b.cfg.Flavour == Legacy { // whose tables, once there, stay
+		if b.cfg.Flavour == Legacy { // legacy tables remain when they are empty
 			got, want = withoutEmpty(got), withoutEmpty(want)
 		}
 		if got != want {
-			t.Errorf("after others:\n%s\nalone:\n%s", got, want)
+			t.Errorf("after other rule sets:\n%s\nin a fresh namespace:\n%s", got, want)
 		}
 	})
 }
@@ -161,7 +161,7 @@ func TestCleanLeavesForeignRules(t *testing.T) {
 				}
 				unchanged(t, b, before, everything(t, ns))
 				if in, err := b.Read(t.Context()); err != nil || in.Rules != nil || len(in.Strange) > 0 {
-					t.Errorf("it still reads %+v, %v", in, err)
+					t.Errorf("after Clean, Read returned %+v, %v", in, err)
 				}
 			})
 		})
@@ -190,10 +190,10 @@ func TestRulesThatTheKernelRefusesAreRolledBack(t *testing.T) {
 	}
 }
 
-// unchanged compares what the namespace held before and after.
+// unchanged checks that the state of the namespace is the same as before.
 func unchanged(t testing.TB, b *Backend, before, after string) {
 	t.Helper()
-	if b.cfg.Flavour == Legacy { // whose tables, once there, stay
+	if b.cfg.Flavour == Legacy { // legacy tables remain when they are empty
 		before, after = withoutEmpty(before), withoutEmpty(after)
 	}
 	if after != before {
@@ -233,7 +233,7 @@ func TestApplyFailingAtAnyStepRestoresThePreviousState(t *testing.T) {
 				err := turn(n, way.to)
 				if err == nil {
 					if n < 4 {
-						t.Errorf("there were but %d steps", n-1)
+						t.Errorf("only %d steps", n-1)
 					}
 					break
 				}
@@ -250,7 +250,7 @@ func TestFlavourOfANamespaceDoesNotChange(t *testing.T) {
 	for _, flavour := range []Flavour{NFT, Legacy} {
 		ns := testns.New(t)
 		apply(t, backend(t, ns, flavour), small(15001))
-		// A look of the other flavour makes its empty table.
+		// Listing with the other flavour creates an empty table.
 		shell(t, ns, "iptables-nft -w -t nat -S; iptables-legacy -w -t nat -S")
 		open := backend(t, ns, "")
 		apply(t, open, small(15002))
@@ -297,7 +297,7 @@ func TestChangedRulesAreReported(t *testing.T) {
 		}
 		apply(t, b, small(15001))
 		if in, err = b.Read(t.Context()); err != nil || !reflect.DeepEqual(in.Rules, iptables.Canonical(small(15001))) || len(in.Strange) > 0 {
-			t.Errorf("mended, it reads %+v, %v", in, err)
+			t.Errorf("after it is fixed, Read returned %+v, %v", in, err)
 		}
 	})
 }
