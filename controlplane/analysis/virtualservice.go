@@ -75,7 +75,9 @@ func (c *snapshotCheck) checkHosts(v *snapshot.VirtualService, taken map[exporte
 	if !v.IsForGateway(snapshot.MeshGateway) {
 		return
 	}
-	exported := strings.Join(slices.Sorted(slices.Values(v.ExportTo)), ",")
+	namespaces := slices.Clone(v.ExportTo)
+	slices.Sort(namespaces)
+	exported := strings.Join(namespaces, ",")
 	for i, host := range v.Hosts {
 		written, of := v.Spec.GetHosts()[i], exportedHost{host, exported}
 		if first := taken[of]; first != nil && first != v {
