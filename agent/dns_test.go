@@ -150,7 +150,7 @@ func TestDNSNamesSurviveRestartWithoutControlPlane(t *testing.T) {
 	r = s.start(t)
 	r.checkResolves("reviews.", "10.96.0.7")
 	_, reasons, err := r.readiness()
-	if err != nil || !strings.Contains(reasons["dns"], "stored one") {
+	if err != nil || !strings.Contains(reasons["dns"], "using the name table on disk") {
 		t.Errorf("readiness does not report it: %v, %v", reasons, err)
 	}
 	s.cp.names.Store(nameTable([2]string{"reviews.books", "10.96.0.9"}))

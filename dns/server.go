@@ -185,7 +185,7 @@ func (s *Server) Condition() health.Condition {
 	}
 	var notes []string
 	if received, kept := s.age(); kept {
-		notes = append(notes, fmt.Sprintf("the name table was read from disk and is of %s, %s ago, because the control plane has not sent one since the start",
+		notes = append(notes, fmt.Sprintf("using the name table on disk, received at %s (%s ago), because the control plane has not sent one since the start",
 			received.UTC().Format(time.RFC3339), s.config.Now().Sub(received).Round(time.Second)))
 	}
 	if err := s.conf.problem(); err != nil {
