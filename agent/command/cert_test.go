@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/sds"
 )
 
-// A peer chooses the subject of its certificate, and must not control the terminal.
+// The subject of a certificate may be chosen by an attacker. It must not contain control characters for the terminal.
 func TestCertEscapesControlCharacters(t *testing.T) {
 	t.Parallel()
 	const foreign = "CN=a\x1b]0;title\a\r\nroot\t\u202ex\u009bé"
@@ -29,9 +29,9 @@ func TestCertEscapesControlCharacters(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := strings.Count(out.String(), shown); n != 9 {
-		t.Errorf("it is shown %d times as it should:\n%q", n, out.String())
+		t.Errorf("the escaped subject is shown %d times:\n%q", n, out.String())
 	}
 	if strings.ContainsAny(out.String(), "\x1b\a\r\t\u202e\u009b") || strings.Count(out.String(), "\n") != 5 {
-		t.Errorf("foreign bytes reach the terminal:\n%q", out.String())
+		t.Errorf("control characters reach the terminal:\n%q", out.String())
 	}
 }

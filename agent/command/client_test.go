@@ -81,7 +81,7 @@ func TestWaitMatchesIstio(t *testing.T) {
 		"not exactly 200":   {quick(url + "/204"), 255, "204"},
 		"no answer":         {quick(url + "/hang"), 255, "not ready after 1s"},
 		"endless answer":    {quick(url + "/endless"), 255, "503"},
-		"nobody there":      {quick("--url=http://127.107.31.2:15021/"), 255, "connection refused"},
+		"no listener":       {quick("--url=http://127.107.31.2:15021/"), 255, "connection refused"},
 		"no period":         {quick(url+"/no", "--periodMillis=0"), 255, "no listeners yet"},
 		"wrong URL":         {[]string{"--url=http://[::1"}, 2, "--url"},
 		"no URL":            {[]string{"--url=notaurl"}, 2, "notaurl"},
@@ -101,7 +101,7 @@ func TestWaitMatchesIstio(t *testing.T) {
 				t.Errorf("code %d, want %d; output %q, error %v", code, c.code, out, err)
 			}
 			if c.want != "" && !strings.Contains(err.Error(), c.want) {
-				t.Errorf("error %q, want %q in it", err, c.want)
+				t.Errorf("error %q, want one that contains %q", err, c.want)
 			}
 			if err != nil && len(err.Error()) > 5000 {
 				t.Errorf("the error has %d bytes", len(err.Error()))
@@ -160,7 +160,7 @@ func TestRequestCommandMatchesIstio(t *testing.T) {
 	for name, c := range map[string]struct {
 		args []string
 		code int
-		want string // the output, or a part of the error
+		want string // expected output, or a part of the expected error
 	}{
 		"admin":              {[]string{"GET", "config_dump"}, 0, "15000 GET /config_dump "},
 		"with a slash":       {[]string{"GET", "/clusters?format=json"}, 0, "15000 GET /clusters?format=json "},
@@ -188,13 +188,13 @@ func TestRequestCommandMatchesIstio(t *testing.T) {
 				t.Errorf("output %q, want %q", out, c.want)
 			}
 			if err != nil && (out != "" || !strings.Contains(err.Error(), c.want)) {
-				t.Errorf("output %q, error %v, want %q in it", out, err, c.want)
+				t.Errorf("output %q, error %v, want one that contains %q", out, err, c.want)
 			}
 		})
 	}
 }
 
-// Istio's tools parse the response, so the rest of it must not change.
+// Istio's tools parse the response, so that only the secrets in it may change.
 func TestRequestCommandRedactsNodeMetadata(t *testing.T) {
 	t.Setenv("PROXY_BIND_ADDRESS", "127.107.32.2")
 	const page = "{\n \"node\": {\n  \"metadata\": {\n   \"DB_PASSWORD\": \"%s\"\n  }\n },\n \"token_bucket\": {\"fill_interval\": \"1s\"}\n}\n"
@@ -223,6 +223,6 @@ func TestVersionFormats(t *testing.T) {
 		}
 	}
 	if out, code, err := execute(newVersionCommand(), "-o", "xml"); code != 2 || out != "" || !strings.Contains(err.Error(), "json or yaml") {
-		t.Errorf("in another form: code %d, %v, %q", code, err, out)
+		t.Errorf("version in an unknown format: code %d, %v, %q", code, err, out)
 	}
 }

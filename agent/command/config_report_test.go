@@ -67,7 +67,7 @@ func TestDryRunShowsSettingsWithSourcesAndTheBootstrap(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(asJSON, asYAML); diff != "" {
-		t.Errorf("JSON and YAML say different things:\n%s", diff)
+		t.Errorf("JSON and YAML have different contents:\n%s", diff)
 	}
 }
 

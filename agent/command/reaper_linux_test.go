@@ -25,6 +25,6 @@ func TestZombieChildrenAreFound(t *testing.T) {
 		}
 	}
 	if got := fmt.Sprint(zombieChildren(proc, 1)); got != "[10 14]" {
-		t.Errorf("dead children %s, want [10 14]", got)
+		t.Errorf("zombie children %s, want [10 14]", got)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// metadataService answers like a cloud's metadata server: only requests with the required header.
+// metadataService is a fake of a cloud's metadata server. It rejects requests without the required header.
 func metadataService(t *testing.T, header, value string, answers map[string]string) *cloudService {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -98,7 +98,7 @@ func TestInvalidCloudResponseIsAnError(t *testing.T) {
 			"GET /metadata/instance/compute?api-version=2019-08-15": answer,
 		})
 		if _, err := service.locate(t.Context(), platform); err == nil {
-			t.Errorf("%s: %q is taken", platform, answer)
+			t.Errorf("%s: the invalid response %q is accepted", platform, answer)
 		}
 	}
 }
@@ -115,11 +115,11 @@ func TestLocalityFromLabelsThenCloud(t *testing.T) {
 		want   string
 		asked  int
 	}{
-		"nobody is asked unasked": {nil, "", "/", 0},
-		"none":                    {[]string{"CLOUD_PLATFORM=none"}, "", "/", 0},
-		"the cloud":               {[]string{"CLOUD_PLATFORM=aws"}, "", "r/z", 1},
-		"a label wins":            {[]string{"CLOUD_PLATFORM=aws"}, "istio-locality=\"a.b.c\"\n", "a/b", 1},
-		"the newer label wins":    {nil, "istio-locality=\"a.b\"\ntopology.istio.io/locality=\"c.d\"\n", "c/d", 0},
+		"no request without CLOUD_PLATFORM": {nil, "", "/", 0},
+		"none":                              {[]string{"CLOUD_PLATFORM=none"}, "", "/", 0},
+		"the cloud":                         {[]string{"CLOUD_PLATFORM=aws"}, "", "r/z", 1},
+		"a label wins":                      {[]string{"CLOUD_PLATFORM=aws"}, "istio-locality=\"a.b.c\"\n", "a/b", 1},
+		"the newer label wins":              {nil, "istio-locality=\"a.b\"\ntopology.istio.io/locality=\"c.d\"\n", "c/d", 0},
 	} {
 		testenv.InDir(t, map[string]string{"etc/istio/pod/labels": row.labels})
 		asked = 0
@@ -130,7 +130,7 @@ func TestLocalityFromLabelsThenCloud(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := node.GetLocality().GetRegion() + "/" + node.GetLocality().GetZone(); got != row.want || asked != row.asked {
-			t.Errorf("%s: locality %q after %d questions, want %q after %d", name, got, asked, row.want, row.asked)
+			t.Errorf("%s: locality %q after %d requests, want %q after %d", name, got, asked, row.want, row.asked)
 		}
 		if row.want == "r/z" && node.GetMetadata().AsMap()["PLATFORM_METADATA"].(map[string]any)["aws_region"] != "r" {
 			t.Errorf("%s: metadata %v", name, node.GetMetadata())

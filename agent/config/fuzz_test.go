@@ -9,8 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 )
 
-// Any input by a pod's author, a mesh's operator or an attacker must lead to an error, to a bootstrap, or to an error
-// of the bootstrap.
+// Resolve must not panic on any input of a pod's author, a mesh operator or an attacker. Either it returns an error, or the
+// bootstrap is built or rejected.
 func FuzzConfigurationIsResolvedOrRefused(f *testing.F) {
 	f.Add("=x\nPOD_NAME=p\nPROXY_CONFIG={concurrency: 2}", "defaultConfig:\n  statusPort: 16020\n", "proxy.istio.io/config=\"tracing: {zipkin: {address: \\\"z:1\\\"}}\"\n", "{}", "sidecar")
 	f.Add("ISTIO_METAJSON_X={\"a\": {\"b\": [1, null]}}\nISTIO_META_DNS_CAPTURE=true\nISTIO_KUBE_APP_PROBERS={\"/app-health/a/livez\":{\"httpGet\":{\"port\":80}}}", "trustDomain: x\n",
@@ -45,7 +45,7 @@ func FuzzConfigurationIsResolvedOrRefused(f *testing.F) {
 		from := c.BootstrapConfig()
 		_, _ = bootstrap.Encode(from)
 		if _, err := bootstrap.GRPC(from); err != nil {
-			t.Errorf("what was accepted makes no bootstrap for gRPC clients: %v", err)
+			t.Errorf("building the bootstrap for gRPC clients from an accepted configuration: %v", err)
 		}
 	})
 }
@@ -56,10 +56,10 @@ func FuzzQuantitiesAreReadOrRefused(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		if n, err := parseCPUs(text); err == nil && n < 0 {
-			t.Errorf("%q is %d CPUs", text, n)
+			t.Errorf("parseCPUs(%q) returns %d", text, n)
 		}
 		if n, err := parseBytes(text); err == nil && n > 1<<63 {
-			t.Errorf("%q is %d bytes", text, n)
+			t.Errorf("parseBytes(%q) returns %d", text, n)
 		}
 	})
 }

@@ -13,15 +13,16 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// variable is a variable of Istio's agent: the setting without and with it, and a rejected value.
+// variable is a variable of Istio's agent, with the expected setting without it and with a given value, and with a value
+// that must be rejected.
 type variable struct {
 	name      string
 	setting   string
-	otherwise string // the default; "" if there is no setting then
+	otherwise string // expected setting without the variable; "" if it is not in the list of settings
 	given     string
-	value     string // expected setting; "" for the specified value itself
-	bad       string // "" if all values are valid
-	remedy    string // part of the error for the bad value
+	value     string // expected setting with the given value; "" if they are equal
+	bad       string // invalid value; "" if all values are valid
+	remedy    string // part of the error for the invalid value
 	with      []string
 }
 
@@ -144,7 +145,7 @@ var variables = []variable{
 	{name: "ENVOY_PATH", setting: "envoy.path", given: "/opt/envoy"},
 }
 
-// istioFiles are the files that the values name.
+// istioFiles are the files to which values of variables refer.
 var istioFiles = map[string]string{"whole.yaml": "admin: {}\n", "merge.json": "{}"}
 
 func TestIstioVariablesHaveDefaultEffectAndError(t *testing.T) {
@@ -153,7 +154,7 @@ func TestIstioVariablesHaveDefaultEffectAndError(t *testing.T) {
 		t.Run(v.name, func(t *testing.T) {
 			without := resolve(t, env(v.with...)).setting(v.setting)
 			if without.Value != v.otherwise || strings.Contains(without.Source, v.name) && v.name != "INSTANCE_IP" {
-				t.Errorf("without it %s is %q from %q, want %q", v.setting, without.Value, without.Source, v.otherwise)
+				t.Errorf("without the variable, %s is %q from %q, want %q", v.setting, without.Value, without.Source, v.otherwise)
 			}
 			with := resolve(t, env(append(v.with, v.name+"="+v.given)...)).setting(v.setting)
 			want := v.value
@@ -169,7 +170,7 @@ func TestIstioVariablesHaveDefaultEffectAndError(t *testing.T) {
 			_, err := Resolve(env(append(v.with, v.name+"="+v.bad)...))
 			for _, part := range []string{v.name, v.bad, v.remedy} {
 				if err == nil || !strings.Contains(err.Error(), part) {
-					t.Errorf("%q is refused with %v, which does not say %q", v.bad, err, part)
+					t.Errorf("the error for %q is %v, want one that contains %q", v.bad, err, part)
 				}
 			}
 		})
@@ -217,14 +218,14 @@ func TestMissingMeshFileIsReported(t *testing.T) {
 		t.Errorf("warnings: %q", c.Warnings)
 	}
 	if c := resolve(t, env()); len(c.Warnings) != 0 {
-		t.Errorf("the usual place may be empty: %q", c.Warnings)
+		t.Errorf("warnings without a file at the default path: %q", c.Warnings)
 	}
 }
 
 func TestProfilesAreServedUnlessDisabled(t *testing.T) {
 	testenv.InDir(t, nil)
 	if !resolve(t, env()).Profiling {
-		t.Error("no profiles without a flag")
+		t.Error("profiling is disabled by default, want enabled")
 	}
 }
 
@@ -235,7 +236,7 @@ func TestProxyTypes(t *testing.T) {
 		in.Flags.Type = given
 		c := resolve(t, in)
 		if id := bootstrap.NodeID(c.BootstrapConfig()); c.Identity.Type != want || id != string(want)+"~10.1.1.1~p.n~n.svc.cluster.local" {
-			t.Errorf("type %q gives %s with the id %s", given, c.Identity.Type, id)
+			t.Errorf("type %q results in type %s with the node ID %s", given, c.Identity.Type, id)
 		}
 	}
 	for given, want := range map[string]string{"ztunnel": "does not use Envoy", "agentgateway": "does not use Envoy", "sidecart": "sidecar, router or waypoint"} {
@@ -247,7 +248,7 @@ func TestProxyTypes(t *testing.T) {
 	}
 }
 
-// Envoy would fail or hang with an absurd number of threads.
+// A number of threads that is much too large must be rejected, because Envoy would fail or hang.
 func TestConcurrencySourcesInOrder(t *testing.T) {
 	for name, row := range map[string]struct {
 		flag   int
@@ -280,11 +281,11 @@ func TestConcurrencySourcesInOrder(t *testing.T) {
 	in := env()
 	in.Flags = Flags{Concurrency: -3, Changed: map[string]bool{"concurrency": true}}
 	if _, err := Resolve(in); err == nil || !strings.Contains(err.Error(), "flag --concurrency") || !strings.Contains(err.Error(), "-3") {
-		t.Errorf("a negative number of threads: %v", err)
+		t.Errorf("a negative number of threads: error %v", err)
 	}
 }
 
-// limits are the limits of a control group; 0 for none.
+// limits is a fake of the cgroup limits; 0 means no limit.
 type limits struct {
 	memory uint64
 	cpus   float64
@@ -304,7 +305,7 @@ func TestMemoryLimitFromVariableOrCgroup(t *testing.T) {
 		in.Limits = limits{memory: row.has}
 		c := resolve(t, in)
 		if got := c.BootstrapConfig().MemoryLimit; got != row.want {
-			t.Errorf("%q in a group with %d: %d, want %d", row.env, row.has, got, row.want)
+			t.Errorf("%q with a cgroup limit of %d: limit %d, want %d", row.env, row.has, got, row.want)
 		}
 	}
 }
@@ -326,13 +327,13 @@ func TestFirstNamedCustomBootstrapIsUsed(t *testing.T) {
 		}
 		in.Env = append(in.Env, "PROXY_CONFIG={"+strings.TrimSuffix(fields, ", ")+"}")
 		if b := resolve(t, in).Bootstrap; b.CustomFile != want || string(b.Custom) != want[:1]+": {}" {
-			t.Errorf("of %v: %s with %q, want %s", all[n:], b.CustomFile, b.Custom, want)
+			t.Errorf("with the settings %v: file %s with content %q, want %s", all[n:], b.CustomFile, b.Custom, want)
 		}
 	}
 	for text, want := range map[string]string{"ISTIO_BOOTSTRAP=empty": "is empty", "ISTIO_BOOTSTRAP_OVERRIDE=empty": "is empty",
 		"ISTIO_BOOTSTRAP_OVERRIDE=.": "not a regular file", "PROXY_CONFIG={customConfigFile: gone}": "customConfigFile (environment PROXY_CONFIG): open gone"} {
 		if _, err := Resolve(env(text)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, which does not say %q", text, err, want)
+			t.Errorf("%s: error %v, want one that contains %q", text, err, want)
 		}
 	}
 }
@@ -345,7 +346,7 @@ func TestTracingProviderIsTheMeshsDefault(t *testing.T) {
 	}
 	testenv.InDir(t, map[string]string{"etc/istio/config/mesh": providers + "defaultProviders: {tracing: [zap]}\n"})
 	if _, err := Resolve(env()); err == nil || !strings.Contains(err.Error(), `"zap"`) {
-		t.Errorf("a provider that is not there: %v", err)
+		t.Errorf("a provider that does not exist: error %v", err)
 	}
 }
 
@@ -362,7 +363,7 @@ func TestMisspeltVariablesAreWarnedAbout(t *testing.T) {
 	}
 	for _, w := range want {
 		if !slices.ContainsFunc(c.Warnings, func(got string) bool { return strings.Contains(got, w) }) {
-			t.Errorf("no warning says %q: %q", w, c.Warnings)
+			t.Errorf("no warning contains %q: %q", w, c.Warnings)
 		}
 	}
 }
@@ -409,7 +410,7 @@ func TestReadVariablesAreKnownAndDocumented(t *testing.T) {
 	}
 	for _, name := range slices.Concat(sortedKeys(unsupported), knownVariables) {
 		if !strings.Contains(string(doc), "`"+name+"`") {
-			t.Errorf("docs/settings.md does not speak of %s", name)
+			t.Errorf("docs/settings.md does not contain %s", name)
 		}
 	}
 }
@@ -426,10 +427,10 @@ func TestDocumentedDefaultsAreTrue(t *testing.T) {
 		}
 		row := regexp.MustCompile("(?m)^\\| `" + v.name + "` \\|([^|]*)\\|").FindStringSubmatch(string(doc))
 		if row == nil {
-			t.Errorf("no row for %s", v.name)
+			t.Errorf("docs/settings.md has no row for %s", v.name)
 			continue
 		}
-		// A default in words refers to another setting.
+		// A default that is described in words refers to another setting, and is not compared.
 		documented := strings.TrimSpace(row[1])
 		if value := strings.Trim(documented, "`"); "`"+value+"`" == documented && value != v.otherwise && value+"0m0s" != v.otherwise {
 			t.Errorf("%s: the documented default is %s, the actual one %s", v.name, documented, v.otherwise)
@@ -443,7 +444,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 	c := resolve(t, env("XDS_HEADER_x-key=hunter2", "CA_HEADER_x-key=hunter2", "ISTIO_META_APP_TOKEN=hunter2", `ISTIO_METAJSON_A={"clientSecret": "hunter2"}`,
 		`ISTIO_METAJSON_B={"nested": {"db": {"password": "hunter2"}, "urls": ["https://me:sesame@host/"]}, "site": "https://me:sesame@host/"}`))
 	if text, err := bootstrap.Render(c.BootstrapConfig()); err != nil || strings.Contains(string(text), "hunter2") {
-		t.Errorf("the bootstrap shows it (%v):\n%s", err, text)
+		t.Errorf("the bootstrap contains a secret (%v):\n%s", err, text)
 	}
 	for _, s := range c.Settings {
 		if strings.Contains(s.Value, "hunter2") || strings.Contains(s.Value, "sesame") {
@@ -453,7 +454,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 	for _, bad := range []string{"ISTIO_METAJSON_SECRET=hunter2", "XDS_HEADER_x y=hunter2", "XDS_HEADER_x=hunter2\n", "CA_HEADER_grpc-timeout=hunter2"} {
 		name, _, _ := strings.Cut(bad, "=")
 		if _, err := Resolve(env(bad)); err == nil || !strings.Contains(err.Error(), name) || strings.Contains(err.Error(), "hunter2") {
-			t.Errorf("%s: refused with %v", name, err)
+			t.Errorf("%s: unexpected error %v", name, err)
 		}
 	}
 }
@@ -499,9 +500,9 @@ defaultProviders: {tracing: [otel]}
 		t.Errorf("the header is %v", metadata[0])
 	}
 	if text, err := bootstrap.Render(c.BootstrapConfig()); err != nil || strings.Contains(string(text), "sesame") {
-		t.Errorf("the secret is shown, %v", err)
+		t.Errorf("a secret is shown: %v", err)
 	}
 	if w := resolve(t, env()).Warnings; len(w) != 1 || !strings.Contains(w[0], "OTEL_KEY") {
-		t.Errorf("a variable that is not there is not told: %v", w)
+		t.Errorf("no warning about a missing variable: %v", w)
 	}
 }

@@ -181,8 +181,8 @@ func (r *resolver) resolveKeyType() sds.KeyType {
 	return sds.ECDSAP256
 }
 
-// resolveOutput resolves the directory and the file mode of the written certificate. In Kubernetes, all users may read
-// it, because other containers of the pod run as different users.
+// resolveOutput resolves the directory and the mode of the files to which the certificate is written. In Kubernetes, all
+// users can read the files, because other containers of the pod run as different users.
 func (r *resolver) resolveOutput() {
 	dir := r.env.vars["OUTPUT_CERTS"]
 	if dir == "" {

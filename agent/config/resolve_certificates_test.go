@@ -56,7 +56,7 @@ func TestGatewaySecretServerIsReportedToControlPlane(t *testing.T) {
 		t.Fatal(err)
 	}
 	if v := told(); v != nil {
-		t.Errorf("with a socket that nobody listens on: %v", v)
+		t.Errorf("with a socket without a listener: %v", v)
 	}
 }
 
@@ -83,7 +83,7 @@ func TestIdentityFilesInIstioOrder(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := resolve(t, env(tt.env...)).Certificates.Files; got != tt.want {
-				t.Errorf("taken from %q, want %q", got, tt.want)
+				t.Errorf("the identity files are in %q, want %q", got, tt.want)
 			}
 		})
 	}

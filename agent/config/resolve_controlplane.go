@@ -154,8 +154,8 @@ func (r *resolver) isFile(name string) bool {
 
 func isHung(err error) bool { return errors.As(err, new(fstimeout.HungError)) }
 
-// resolveMaxRequest returns 0 if the variable is not set. Istio's default of 4 MiB is too small for the resource names
-// of a large mesh.
+// resolveMaxRequest returns the value of ISTIO_GPRC_MAXRECVMSGSIZE, or 0 if it is not set. Istio's default of 4 MiB is not
+// used, because the resource names of a large mesh can be longer.
 func (r *resolver) resolveMaxRequest() int {
 	if r.env.vars["ISTIO_GPRC_MAXRECVMSGSIZE"] == "" {
 		return 0

@@ -15,7 +15,7 @@ func TestSeveralControlPlaneAddresses(t *testing.T) {
 		t.Errorf("addresses %q", c.Addresses())
 	}
 	if c.ServerName != "" || c.Plaintext {
-		t.Errorf("each address has a name of its own: %+v", c)
+		t.Errorf("several addresses must have no common server name: %+v", c)
 	}
 	c = resolve(t, env(`PROXY_CONFIG={"discoveryAddress":"a:15012,b:15012"}`, "ISTIOD_SAN=istiod.example")).ControlPlane
 	if c.ServerName != "istiod.example" {
@@ -60,7 +60,7 @@ func TestClientCertificateOfTheControlPlane(t *testing.T) {
 	}
 	testenv.InDir(t, nil)
 	if _, err := Resolve(env("FILE_MOUNTED_CERTS=true", "ISTIO_META_TLS_CLIENT_CERT_CHAIN=/c")); err == nil {
-		t.Error("a certificate without key is taken")
+		t.Error("a certificate without a key is accepted")
 	}
 }
 
@@ -70,11 +70,11 @@ func TestMaxRequestSetting(t *testing.T) {
 		t.Errorf("limit %d", c.MaxRequest)
 	}
 	if _, err := Resolve(env("ISTIO_GPRC_MAXRECVMSGSIZE=4MB")); err == nil {
-		t.Error("a limit that is no number is taken")
+		t.Error("a limit that is not a number is accepted")
 	}
 }
 
-// Istio's agent ignores it too: a pod that starts with Istio must start here.
+// Istio's agent also ignores an unknown policy. A pod that starts with Istio's agent must start with this one.
 func TestUnknownTLSPolicyIsIgnoredWithWarning(t *testing.T) {
 	testenv.InDir(t, nil)
 	c := resolve(t, env("COMPLIANCE_POLICY=fips"))

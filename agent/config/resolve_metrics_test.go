@@ -12,7 +12,7 @@ func TestMetricsTargetsInInjectorFormat(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		env    []string
-		want   string // URLs, or "!" and an error
+		want   string // expected URLs, or "!" and a part of the expected error
 		warned string
 	}{
 		{name: "nothing"},
@@ -108,7 +108,7 @@ func FuzzScrapeTargets(f *testing.F) {
 		}
 		for _, a := range config.Metrics.Applications {
 			if !strings.HasPrefix(a.URL, "http://localhost:") || strings.Contains(a.URL, ":15020/") {
-				t.Errorf("%q became %q", text, a.URL)
+				t.Errorf("the target of %q has the URL %q", text, a.URL)
 			}
 		}
 	})

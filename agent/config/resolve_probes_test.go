@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// asInjected is the variable that Istio's injector writes for a pod with all kinds of probes.
+// asInjected is the value of ISTIO_KUBE_APP_PROBERS that Istio's injector writes for a pod with all kinds of probes.
 const asInjected = `{"/app-health/web/livez":{"httpGet":{"path":"/live?full=1","port":8080,"scheme":"HTTP","httpHeaders":[{"name":"X-Probe","value":"a"}]},"timeoutSeconds":1},` +
 	`"/app-health/web/readyz":{"httpGet":{"path":"ready","port":8443,"host":"elsewhere","scheme":"HTTPS"},"timeoutSeconds":5},` +
 	`"/app-health/db/startupz":{"tcpSocket":{"port":5432},"timeoutSeconds":2},` +
@@ -89,7 +89,7 @@ func TestInvalidProbesAreRejected(t *testing.T) {
 			_, err := Resolve(env("ISTIO_KUBE_APP_PROBERS=" + c.probers))
 			for _, want := range append(c.want, "ISTIO_KUBE_APP_PROBERS") {
 				if err == nil || !strings.Contains(err.Error(), want) {
-					t.Errorf("the error does not say %s: %v", want, err)
+					t.Errorf("the error does not contain %s: %v", want, err)
 				}
 			}
 		})

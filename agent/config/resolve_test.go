@@ -26,7 +26,7 @@ func (c *Config) setting(name string) Setting {
 	return Setting{}
 }
 
-func TestEachSourceWinsOverThoseBeforeIt(t *testing.T) {
+func TestEachSourceOverridesEarlierSources(t *testing.T) {
 	files := map[string]string{
 		"etc/istio/config/mesh": "trustDomain: example.org\ndefaultConfig:\n  discoveryAddress: mesh.example:15012\n  drainDuration: 10s\n" +
 			"  terminationDrainDuration: 11s\n  concurrency: 3\n  proxyMetadata: {ISTIO_META_A: mesh, ISTIO_META_B: mesh}\n",
@@ -64,11 +64,11 @@ func TestEachSourceWinsOverThoseBeforeIt(t *testing.T) {
 		}
 	}
 	if c.Shutdown.Linger != 33*time.Second || c.Proxy.GetStatusPort() != 16020 || c.Identity.ClusterID != "" {
-		t.Errorf("the resolved values are not those of the settings: %+v", c.Shutdown)
+		t.Errorf("the configuration differs from the list of settings: %+v", c.Shutdown)
 	}
-	// The control plane merges these under the labels of the pod.
+	// The labels of the pod have precedence over these in the control plane.
 	if static := c.Identity.Metadata["STATIC_LABELS"]; fmt.Sprint(static) != "map[app:static version:v1]" {
-		t.Errorf("labels that are not the pod's are told as %v", static)
+		t.Errorf("the node metadata for labels that are not on the pod is %v", static)
 	}
 }
 
@@ -123,7 +123,7 @@ func TestIstioVariables(t *testing.T) {
 	case c.Envoy.Concurrency != 2, c.Envoy.ReadinessPort != 1, c.Identity.ClusterID != "c1":
 		t.Errorf("envoy: %+v", c.Envoy)
 	case !c.Shutdown.WhenIdle, c.Shutdown.Deadline != time.Hour, c.Shutdown.Minimum != 5*time.Second:
-		t.Errorf("a drain until idle: %+v", c.Shutdown)
+		t.Errorf("the shutdown does not wait until idle: %+v", c.Shutdown)
 	}
 	if len(c.Warnings) != 0 || c.Certificates.Output != (sds.Output{Dir: ".", Mode: 0o600}) {
 		t.Errorf("warnings: %q, output: %+v", c.Warnings, c.Certificates.Output)
@@ -159,7 +159,7 @@ func TestInstanceIPIsFirstAddress(t *testing.T) {
 	}
 	in.Env = []string{"INSTANCE_IP=127.77.3.1"}
 	if got, want := resolve(t, in).Identity.IPs, []netip.Addr{netip.MustParseAddr("127.77.3.1")}; !slices.Equal(got, want) {
-		t.Errorf("a loopback address does not stand alone: %v, want %v", got, want)
+		t.Errorf("a loopback address is not the only one: %v, want %v", got, want)
 	}
 }
 
@@ -169,12 +169,12 @@ func TestAgentWaitsForFirstAddress(t *testing.T) {
 	asked := false
 	come := Inputs{Interfaces: none, AwaitAddress: func() []netip.Addr { asked = true; return []netip.Addr{netip.MustParseAddr("10.1.1.1")} }}
 	if got := resolve(t, come).Identity.IPs; len(got) != 1 || !asked {
-		t.Errorf("the address that came is not taken: %v", got)
+		t.Errorf("the address that became available later is not used: %v", got)
 	}
 	asked = false
 	come.Env = []string{"INSTANCE_IP=10.2.2.2"}
 	if got := resolve(t, come).Identity.IPs; len(got) != 1 || asked {
-		t.Errorf("an address that is known is waited for (%v): %v", asked, got)
+		t.Errorf("the agent waits although it has an address (waited %v): %v", asked, got)
 	}
 	for want, env := range map[error][]string{ErrNoAddress: nil, nil: {"ENVOY_STATUS_PORT=0"}} { // a retry does not fix the second
 		if _, err := Resolve(Inputs{Interfaces: none, Env: env}); err == nil || errors.Is(err, ErrNoAddress) != (want != nil) {
@@ -217,11 +217,11 @@ func TestInvalidValuesAreReportedWithRemedy(t *testing.T) {
 			testenv.InDir(t, map[string]string{"etc/istio/config/mesh": tc.file})
 			_, err := Resolve(env(tc.env))
 			if err == nil {
-				t.Fatal("it was accepted")
+				t.Fatal("the invalid value was accepted")
 			}
 			for _, want := range tc.want {
 				if !strings.Contains(err.Error(), want) {
-					t.Errorf("the error does not say %s: %v", want, err)
+					t.Errorf("the error does not contain %s: %v", want, err)
 				}
 			}
 		})
@@ -236,7 +236,7 @@ func TestUnknownAPIFieldsWarn(t *testing.T) {
 	})
 	c := resolve(t, env(`PROXY_CONFIG={concurency: 2, statusPort: 16020}`, "INSTANCE_IP=10.0.0.1"))
 	if c.Identity.TrustDomain != "x" || c.Proxy.GetStatusPort() != 16020 || c.Shutdown.Linger != time.Minute {
-		t.Errorf("what is known has no effect: %+v", c.Proxy)
+		t.Errorf("the known fields have no effect: %+v", c.Proxy)
 	}
 	want := []string{
 		"mesh configuration ./etc/istio/config/mesh: line 4: defaultConfig.newer: unknown field; the field has no effect",
@@ -262,7 +262,7 @@ func TestAllInvalidValuesAreReportedTogether(t *testing.T) {
 	_, err := Resolve(env("SECRET_TTL=x", "ISTIO_DELTA_XDS=y", "JWT_POLICY=z"))
 	for _, want := range []string{"SECRET_TTL", "ISTIO_DELTA_XDS", "JWT_POLICY"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s is not told: %v", want, err)
+			t.Errorf("the error does not contain %s: %v", want, err)
 		}
 	}
 }

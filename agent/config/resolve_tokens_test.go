@@ -15,13 +15,13 @@ func TestTokenExchangeNeedsURL(t *testing.T) {
 		return in
 	}
 	if c := resolve(t, env()); c.TokenExchange != nil {
-		t.Error("on without a word")
+		t.Error("token exchange is enabled by default")
 	}
 	if c := resolve(t, given(15463)); c.TokenExchange != nil || len(c.Warnings) != 1 || !strings.Contains(c.Warnings[0], "TOKEN_EXCHANGE_URL") {
-		t.Errorf("an old pod's flag: %+v, %q", c.TokenExchange, c.Warnings)
+		t.Errorf("--stsPort without a URL: %+v, warnings %q", c.TokenExchange, c.Warnings)
 	}
 	if c := resolve(t, given(0, exchangeEnabled...)); c.TokenExchange != nil {
-		t.Error("on with port 0")
+		t.Error("token exchange is enabled with port 0")
 	}
 	if c := resolve(t, env(exchangeEnabled...)); c.TokenExchange == nil || c.TokenExchange.Address != "127.0.0.1:15463" {
 		t.Errorf("with an endpoint: %+v", c.TokenExchange)

@@ -18,7 +18,7 @@ metadata: {name: s%d, namespace: ns0}
 spec: {hosts: [s%[1]d.example.com], resolution: STATIC, ports: [{number: 80, name: http, protocol: HTTP}], endpoints: [{address: %s}]}
 `
 
-// The fleet must subscribe to everything that an Envoy subscribes to, and detect changes. Otherwise its measurements
+// The fleet must subscribe to all resources to which an Envoy subscribes, and detect changes. Otherwise its measurements
 // would be meaningless.
 func TestFleetReceivesConfigurationAndReportsChanges(t *testing.T) {
 	dir := t.TempDir()
@@ -40,7 +40,7 @@ func TestFleetReceivesConfigurationAndReportsChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	if cold.Clients != 5 || cold.Bytes < 5*20*500 {
-		t.Errorf("from cold: %+v", cold)
+		t.Errorf("first connection: %+v", cold)
 	}
 	if err := f.Expect(fleet.Sign{Text: "10.0.0.77", Types: []string{"ClusterLoadAssignment"}}, nil); err != nil {
 		t.Fatal(err)
@@ -57,10 +57,10 @@ func TestFleetReceivesConfigurationAndReportsChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	if changed.Refused == 0 {
-		t.Error("the client that refuses everything has refused nothing")
+		t.Error("the refusing client has sent no NACK")
 	}
 	if back.Clients != 5 || back.Bytes > 5*1000 {
-		t.Errorf("after a reconnect with all that there is: %+v", back)
+		t.Errorf("after a reconnection: %+v", back)
 	}
 }
 

@@ -29,14 +29,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const (
 	daemonSet = "/apis/apps/v1/namespaces/istio-system/daemonsets/pilotfish-cni-node"
 	podUID    = "0f0f1111-2222-3333-4444-555566667777"
-	// primaryPlugin replaces the plugin that creates the network, which already exists.
+	// primaryPlugin is the program of a fake primary CNI plugin. It creates no network, because the test has created it.
 	primaryPlugin = `#!/bin/sh
 [ "$CNI_COMMAND" = ADD ] && echo '{"cniVersion":"1.0.0","interfaces":[],"ips":[{"address":"10.77.0.9/24"}]}'
 exit 0
 `
 )
 
-// host is a node with an API server, on which the node agent runs.
+// host is a fake node on which the node agent runs, with a fake API server.
 type host struct {
 	t    *testing.T
 	root string
@@ -92,7 +92,7 @@ func (h *host) lookup(name string) (string, bool) {
 	return value, set
 }
 
-// start runs the agent until stop.
+// start runs the agent until stop is called.
 func (h *host) start() (stop func() error) {
 	h.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -123,7 +123,7 @@ func (h *host) start() (stop func() error) {
 		select {
 		case err := <-ended:
 			ended <- err
-			h.t.Fatalf("the agent ended: %v\n%s", err, h.log)
+			h.t.Fatalf("the agent exited: %v\n%s", err, h.log)
 		default:
 		}
 		code, text := h.get("http://" + h.env["READINESS_ADDRESS"] + "/readyz")
@@ -271,7 +271,7 @@ func TestAgentIsReadyDuringSlowTokenRequest(t *testing.T) {
 		return string(text)
 	}
 	if text := kubeconfig(); !strings.Contains(text, kubetest.Token) {
-		t.Errorf("the plugin cannot ask meanwhile: %s", text)
+		t.Errorf("the agent does not answer the plugin meanwhile: %s", text)
 	}
 	release()
 	testenv.Eventually(t, "the plugin's own token", func() error {
@@ -291,7 +291,7 @@ func TestPodUnknownToAPIServerDoesNotStart(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	if _, err := network.AddNetworkList(ctx, list, pod); err == nil {
-		t.Error("a pod of which nothing is known was started")
+		t.Error("a pod that the API server does not know was started")
 	}
 }
 
@@ -303,7 +303,7 @@ func TestUpgradeKeepsPodsProtected(t *testing.T) {
 	}
 	network, list := h.network()
 	if types := fmt.Sprint(list.Plugins[len(list.Plugins)-1].Network.Type); types != "pilotfish-cni" {
-		t.Fatalf("the old agent's end took the plugin out: %s", types)
+		t.Fatalf("the exit of the old agent removed the plugin: %s", types)
 	}
 	// Between two agents the plugin queries the API server. If that fails too, the pod waits.
 	ns, pod := h.sandbox("web", podUID)
@@ -315,7 +315,7 @@ func TestUpgradeKeepsPodsProtected(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	if _, err := network.AddNetworkList(ctx, list, waits); err == nil {
-		t.Error("a pod was started although nothing can tell whether it is the mesh's")
+		t.Error("a pod was started although neither the agent nor the API server responds")
 	}
 	h.api.Break(0)
 	h.start()
@@ -348,18 +348,18 @@ func TestDaemonSetDeletionUninstallsPlugin(t *testing.T) {
 		t.Error("the plugin is still in the configuration")
 	}
 	if _, err := os.Stat(h.path("bin/pilotfish-cni")); err != nil {
-		t.Error("the sandbox that names the plugin cannot end:", err)
+		t.Error("the tombstone, which deletes sandboxes that refer to the plugin, is missing:", err)
 	}
 	// The runtime deletes the sandbox with the configuration with which it was created.
 	if err := network.DelNetworkList(t.Context(), list, pod); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(h.path("run/attachments")); err == nil {
-		t.Error("the plugin's notes of sandboxes are left")
+		t.Error("the plugin's files about sandboxes were not removed")
 	}
-	_ = os.Remove(h.path("bin/pilotfish-cni")) // its cache of sandboxes is the node's, not this test's
+	_ = os.Remove(h.path("bin/pilotfish-cni")) // the tombstone reads the machine's sandboxes, and so does not remove itself in this test
 	if after := h.tree(); after != before {
-		t.Errorf("left\n%s\nwas\n%s", after, before)
+		t.Errorf("files after the uninstallation:\n%s\nfiles before the installation:\n%s", after, before)
 	}
 }
 
@@ -370,7 +370,7 @@ func TestMissingDaemonSetIsNotTreatedAsDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, list := h.network(); len(list.Plugins) != 2 {
-		t.Error("a wrong name uninstalls the plugin with each upgrade")
+		t.Error("the plugin was uninstalled although the DaemonSet's name is wrong")
 	}
 	if !strings.Contains(h.log.String(), "daemonset-name") {
 		t.Error("the remedy is missing")
@@ -385,7 +385,7 @@ func TestUnreachableAPIServerKeepsThePluginInstalled(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, list := h.network(); len(list.Plugins) != 2 {
-		t.Error("the plugin was uninstalled without need")
+		t.Error("the plugin was uninstalled although the API server did not respond")
 	}
 	if !strings.Contains(h.log.String(), "pilotfish-cni-install uninstall") {
 		t.Error("the uninstall command is missing")
@@ -421,7 +421,7 @@ func TestPodStartedBeforePluginIsRepaired(t *testing.T) {
 	h.metric(`pilotfish_cni_drifted_pods 0`)
 }
 
-// tree returns the names of all files.
+// tree returns the names of all files of the host.
 func (h *host) tree() string {
 	h.t.Helper()
 	var names []string

@@ -1,5 +1,6 @@
-// Command pilotfish-cni-install is the node agent of the CNI plugin. It installs the plugin and repairs the
-// installation, serves the node's pods to it, checks the redirection of running pods, and repairs it; see docs/cni.md.
+// Command pilotfish-cni-install is the node agent of the CNI plugin. It installs the plugin, and repairs the installation.
+// It answers the plugin's queries about the node's pods. It also checks the redirection of running pods, and repairs it. See
+// docs/cni.md.
 package main
 
 import (

@@ -75,7 +75,7 @@ func TestManifestMatchesAgentDefaults(t *testing.T) {
 		known := e.Name == "NODE_NAME"
 		f.VisitAll(func(flag *pflag.Flag) { known = known || variable(flag.Name) == e.Name })
 		if !known {
-			t.Errorf("%s is no setting", e.Name)
+			t.Errorf("the manifest sets %s, which is not a setting", e.Name)
 		}
 	}
 	var mounted []string
@@ -87,17 +87,17 @@ func TestManifestMatchesAgentDefaults(t *testing.T) {
 			t.Errorf("%s is not mounted", path)
 		}
 	}
-	for _, v := range pod.Volumes { // the plugin finds on the node what the agent wrote here
+	for _, v := range pod.Volumes { // the plugin reads the agent's files at the same path on the node
 		if v.Name == "run" && v.HostPath.Path != s.runDir {
 			t.Errorf("the run directory is %s on the node", v.HostPath.Path)
 		}
 	}
 	if all["DaemonSet"].Metadata.Name != s.daemonSet {
-		t.Error("the agent asks for another daemon set at its end")
+		t.Error("the manifest's DaemonSet does not have the name that the agent looks up")
 	}
 	for _, verb := range []string{"get", "list", "watch"} {
 		if !slices.Contains(all["ClusterRole"].Rules[0].Verbs, verb) {
-			t.Errorf("the agent may not %s pods", verb)
+			t.Errorf("the agent lacks the permission to %s pods", verb)
 		}
 	}
 }
@@ -111,12 +111,12 @@ func TestDocumentationListsEverySettingAndMetric(t *testing.T) {
 	new(settings).register(f)
 	f.VisitAll(func(flag *pflag.Flag) {
 		if !strings.Contains(string(text), "`--"+flag.Name+"`") {
-			t.Errorf("docs/cni.md does not name --%s", flag.Name)
+			t.Errorf("docs/cni.md does not contain --%s", flag.Name)
 		}
 	})
 	for _, name := range node.MetricNames() {
 		if !strings.Contains(string(text), "`"+name+"`") {
-			t.Errorf("docs/cni.md does not name %s", name)
+			t.Errorf("docs/cni.md does not contain %s", name)
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// process runs the agent in its own process.
+// process runs the agent as a child process, which the test can kill.
 func (h *host) process() *exec.Cmd {
 	h.t.Helper()
 	cmd := exec.Command(testenv.Bin(h.t, "pilotfish-cni-install"))
@@ -48,8 +48,8 @@ func (h *host) ready() {
 	})
 }
 
-// Pods start continuously while agents are killed, replaced by agents with another version of the plugin, and stopped.
-// A pod may have to wait, but none may start without redirection.
+// The test starts pods continuously while it kills agents, replaces them by agents with another version of the plugin, and
+// stops them. A pod may have to wait, but must not start without redirection.
 func TestNoPodStartsUnprotectedDuringAgentRestarts(t *testing.T) {
 	h := newHost(t)
 	agent := h.process()
@@ -120,7 +120,7 @@ func (h *host) startPods(ctx context.Context, worker int, started, waited *atomi
 			continue
 		}
 		if !captured(h.t, ns) {
-			h.t.Errorf("a pod started unprotected, with the plugins %v", filepath.Base(list.Name))
+			h.t.Errorf("a pod started without redirection, with the CNI configuration %v", filepath.Base(list.Name))
 		}
 		started.Add(1)
 		_ = network.DelNetworkList(ctx, list, pod)

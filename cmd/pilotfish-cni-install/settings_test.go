@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/repair"
 )
 
-// testTimeout is how long a pod waits for something that does not happen.
+// testTimeout is the timeout of operations that must fail in a test.
 const testTimeout = 3 * time.Second
 
 func resolve(t *testing.T, env map[string]string, args ...string) (*settings, error) {
@@ -63,7 +63,7 @@ func TestAllSettingsErrorsAreReportedTogether(t *testing.T) {
 		"--force-iptables-binary=x", "--check-interval=1ms", "--readiness-address=8000")
 	for _, name := range []string{"MONITORING_PORT", "ipv6", "log-level", "cni-agent-run-dir", "force-iptables-binary", "check-interval", "readiness-address"} {
 		if err == nil || !strings.Contains(err.Error(), name) {
-			t.Errorf("%s is not logged: %v", name, err)
+			t.Errorf("the error does not contain %s: %v", name, err)
 		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// fakeTaintedNode is an API server with one node.
+// fakeTaintedNode is a fake API server with one node, which has a taint.
 type fakeTaintedNode struct {
 	mu                    sync.Mutex
 	ready, taint, refuses bool
@@ -52,7 +52,7 @@ func TestTaintIsRemovedOnceAgentIsReady(t *testing.T) {
 	go func() { ended <- u.run(ctx) }()
 	n.set(func() {
 		if n.calls > 0 || !n.taint {
-			t.Error("the taint went before the agent was ready")
+			t.Error("the taint was removed before the agent was ready")
 		}
 		n.ready = true
 	})

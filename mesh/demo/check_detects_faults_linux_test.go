@@ -15,8 +15,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo/check"
 )
 
-// The test binary replaces pilotfish. The mesh starts it for the services of the shop, and as the guard that cleans up
-// after the mesh.
+// The test binary also acts as the program pilotfish: the mesh starts it to run the services of the shop and the guard,
+// which cleans up after the mesh.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && (os.Args[1] == "bookshop" || os.Args[1] == "guard") {
 		root := &cobra.Command{}

@@ -73,7 +73,7 @@ func TestPortInUseNamesOwnerAndFlag(t *testing.T) {
 	}
 	_ = s.stop(ctx)
 	if left, _ := os.ReadDir(os.TempDir()); len(left) != 0 {
-		t.Errorf("left %v", left)
+		t.Errorf("remaining files: %v", left)
 	}
 }
 

@@ -14,8 +14,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// shop contains all services, connected by a proxy that replaces the sidecars: it resolves services by plain name, and
-// adds the client's identity as a sidecar would.
+// shop runs all services, with an HTTP proxy in place of the sidecars. The proxy resolves the plain names of services, and
+// adds the client's identity to requests as a sidecar does.
 type shop struct {
 	services map[string]*Server
 	// status overrides the response status of a service.
@@ -46,7 +46,7 @@ func newShop(t *testing.T, reviewsVersion string) *shop {
 		stop()
 		for range s.services {
 			if err := <-ended; err != nil {
-				t.Errorf("a service did not end well: %v", err)
+				t.Errorf("stopping a service: %v", err)
 			}
 		}
 	})
@@ -90,7 +90,7 @@ func (s *shop) sendRequest(t *testing.T, service, path string, header ...string)
 	status, body := s.get(t, service, path, header...)
 	var a Answer
 	if err := json.Unmarshal([]byte(body), &a); err != nil {
-		t.Fatalf("%s%s answered %d %q: %v", service, path, status, body, err)
+		t.Fatalf("%s%s responded with %d %q: %v", service, path, status, body, err)
 	}
 	return status, &a
 }
@@ -130,7 +130,7 @@ func TestBrowserGetsHTML(t *testing.T) {
 		}
 	}
 	if _, body := s.get(t, "page", "/?format=json", "Accept", "text/html"); !strings.HasPrefix(body, "{") {
-		t.Errorf("?format=json gave %s", body)
+		t.Errorf("?format=json returned %s", body)
 	}
 }
 
@@ -155,11 +155,11 @@ func TestStrictRequestFailsWithUpstream(t *testing.T) {
 	s := newShop(t, "v2")
 	s.status["ratings"] = http.StatusServiceUnavailable
 	if status, _ := s.sendRequest(t, "reviews", "/reviews/1", "X-Strict", "yes"); status != http.StatusBadGateway {
-		t.Errorf("reviews answered %d", status)
+		t.Errorf("reviews responded with %d", status)
 	}
 	status, page := s.sendRequest(t, "page", "/", "X-Strict", "yes")
 	if status != http.StatusBadGateway || page.Upstream("reviews").Answer.Upstream("ratings").Status != 503 {
-		t.Errorf("the page answered %d: %+v", status, page)
+		t.Errorf("the page responded with %d: %+v", status, page)
 	}
 	if _, counters := s.sendRequest(t, "reviews", "/counters"); counters.Counters["upstream ratings 503"] != 2 || counters.Counters["/reviews/{id} 502"] != 2 {
 		t.Errorf("counters are %v", counters.Counters)
@@ -185,15 +185,15 @@ func TestFaultAndDelayPaths(t *testing.T) {
 		{"/slow?ms=1", 200}, {"/slow?ms=-1", 400}, {"/slow", 400}, {"/nowhere", 404},
 	} {
 		if status, body := s.get(t, "ratings", c.path); status != c.status {
-			t.Errorf("%s answered %d %s, want %d", c.path, status, body, c.status)
+			t.Errorf("%s responded with %d %s, want %d", c.path, status, body, c.status)
 		}
 	}
 	if _, echo := s.sendRequest(t, "ratings", "/echo", "X-Anything", "yes"); echo.Method != "GET" || echo.Headers["X-Anything"][0] != "yes" {
-		t.Errorf("echo gave %+v", echo)
+		t.Errorf("echo returned %+v", echo)
 	}
 }
 
-func TestCallerIsTakenFromOwnSidecar(t *testing.T) {
+func TestCallerIsReadFromOwnSidecarsHeaderElement(t *testing.T) {
 	for header, want := range map[string]string{
 		"": "",
 		"By=spiffe://td/ns/a/sa/b;Hash=ab;URI=spiffe://td/ns/c/sa/d":          "spiffe://td/ns/c/sa/d",

@@ -86,7 +86,7 @@ func TestParseTCPReadsKernelFormat(t *testing.T) {
 	had := footprint{network: netip.MustParsePrefix("127.255.0.0/16"), gateway: l.Addr().(*net.TCPAddr).AddrPort(), folders: []string{t.TempDir()}}
 	left, err := had.remaining()
 	if err != nil || len(left) != 2 || !strings.Contains(left[0], l.Addr().String()) {
-		t.Errorf("remaining are %q, %v", left, err)
+		t.Errorf("remaining resources: %q, %v", left, err)
 	}
 }
 
@@ -100,7 +100,7 @@ func TestSocketsOfTheMeshAreFound(t *testing.T) {
 		}
 		left, err := had.remaining()
 		if err != nil || !slices.Contains(left, "the socket "+name) {
-			t.Errorf("remaining are %q, %v", left, err)
+			t.Errorf("remaining resources: %q, %v", left, err)
 		}
 		l.Close()
 		if left, _ := had.remaining(); slices.Contains(left, "the socket "+name) {
