@@ -101,7 +101,7 @@ func number(kind int, value uint32) []byte {
 	return nl.NewRtAttr(kind, binary.NativeEndian.AppendUint32(nil, value)).Serialize()
 }
 
-// isWanted reports whether all listed objects are wanted. It returns false if it cannot decode one.
+// isWanted reports whether ours contains only wanted rules and routes, at most one rule per address family.
 func isWanted(ours []listed, want *iptables.Routing, of iptables.Families) bool {
 	rules := map[byte]bool{}
 	for _, o := range ours {

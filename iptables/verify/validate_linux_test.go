@@ -81,7 +81,8 @@ func newReachableNamespace(t *testing.T) *testns.Namespace {
 	return ns
 }
 
-// validate runs a validator in the namespace, as a user, through the command line prefix if there is one.
+// validate runs a validator in the namespace as the user uid. through is a command that starts it, such as setpriv; it may be
+// empty.
 func validate(t *testing.T, ns *testns.Namespace, name string, uid uint32, through ...string) (code int, output string) {
 	t.Helper()
 	self, err := os.Executable()
