@@ -81,7 +81,7 @@ func (c *snapshotCheck) workloadNamespaces(labels map[string]string) []string {
 	return found
 }
 
-// checkClientCredentials reports missing Secrets of a DestinationRule.
+// checkClientCredentials reports missing Secrets of a DestinationRule, and files that it must not name.
 func (c *snapshotCheck) checkClientCredentials(r *config.Resource, field string, policy *networking.TrafficPolicy) {
 	c.checkClientCredential(r, field+".tls", policy.GetTls())
 	for i, ps := range policy.GetPortLevelSettings() {
@@ -89,7 +89,37 @@ func (c *snapshotCheck) checkClientCredentials(r *config.Resource, field string,
 	}
 }
 
+// checkClientFiles reports client certificates in files that a gateway of another namespace does not use.
+func (c *snapshotCheck) checkClientFiles(r *config.Resource, field string, settings *networking.ClientTLSSettings) {
+	if settings.GetMode() != networking.ClientTLSSettings_MUTUAL || settings.GetClientCertificate() == "" {
+		return
+	}
+	host := c.s.Registry.ResolveHostname(r.Spec.(*networking.DestinationRule).GetHost(), r.Namespace)
+	for _, g := range c.s.AllGateways() {
+		if !c.s.MayNameLocal(r.Namespace, g.Namespace) && c.s.RuleVisibleTo(r, g.Namespace) && c.gatewayCalls(g, host) {
+			c.reportWarning(config.UnknownCredential, r, field+".clientCertificate", settings.GetClientCertificate(),
+				"gateways of another namespace do not use certificates from their files for this rule, so requests through "+g.FullName()+" fail with status 503",
+				"move the rule to the namespace of the gateway's workload, or use credentialName")
+			return
+		}
+	}
+}
+
+// gatewayCalls reports whether a VirtualService of the Gateway has a destination that the host, which may be a wildcard,
+// matches.
+func (c *snapshotCheck) gatewayCalls(g snapshot.Gateway, host string) bool {
+	for _, v := range c.s.VirtualServicesForGateway(g.FullName(), g.Namespace) {
+		for d := range snapshot.Destinations(v.Spec) {
+			if snapshot.MatchHost(host, c.s.Registry.ResolveHostname(d.Destination.GetHost(), v.Namespace)) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 func (c *snapshotCheck) checkClientCredential(r *config.Resource, field string, settings *networking.ClientTLSSettings) {
+	c.checkClientFiles(r, field, settings)
 	name, message := settings.GetCredentialName(), ""
 	switch {
 	case name == "":

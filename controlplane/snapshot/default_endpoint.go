@@ -8,8 +8,14 @@ func (s *Snapshot) RefuseDefault(endpoint, documentNamespace, proxyNamespace str
 	switch {
 	case endpoint == "":
 		return registry.Refusal{}
-	case documentNamespace == proxyNamespace || documentNamespace == s.Mesh.GetRootNamespace():
+	case s.MayNameLocal(documentNamespace, proxyNamespace):
 		return s.Registry.Options().RefuseOwn(endpoint)
 	}
 	return s.Registry.Options().RefuseForeign(endpoint)
+}
+
+// MayNameLocal reports whether a document may name files and loopback ports of a shared proxy's machine: documents of the
+// proxy's own namespace and of the mesh's root namespace may.
+func (s *Snapshot) MayNameLocal(documentNamespace, proxyNamespace string) bool {
+	return documentNamespace == proxyNamespace || documentNamespace == s.Mesh.GetRootNamespace()
 }

@@ -134,6 +134,8 @@ type serviceCluster struct {
 	family clusterv3.Cluster_DnsLookupFamily
 	// credential is the part of the rule's Secret that the caller may use.
 	credential credential
+	// noFiles: the caller is a gateway that must not use client certificates from the files that the rule names.
+	noFiles bool
 	// localityKey identifies the caller's locality or labels if the selection of endpoints depends on them.
 	localityKey string
 	// selfDiscovery: the caller receives the zones of its own service's endpoints (see zone_aware.go).
@@ -215,6 +217,7 @@ func (c serviceCluster) withSubset(subset string, s *snapshot.Snapshot, p *Proxy
 	balancer := c.rule.Traffic(subset, c.port).LoadBalancer
 	c.noOriginalDst = balancer.GetSimple() == networking.LoadBalancerSettings_PASSTHROUGH && !p.isCaptured()
 	c.credential = c.resolveCredential(s, p)
+	c.noFiles = p.Type == Router && c.rule != nil && !s.MayNameLocal(c.rule.Namespace, p.Namespace)
 	c.localityKey = c.localityKeyFor(p)
 	return c
 }

@@ -29,7 +29,8 @@ func (c serviceCluster) resolveCredential(s *snapshot.Snapshot, p *Proxy) creden
 	return credential{name: name, certificate: v.certificateSecret(name) != nil, authorities: v.caSecret(name) != nil}
 }
 
-// originationContext returns the TLS context that the settings specify, or nil if its certificates are not available.
+// originationContext returns the TLS context that the settings specify, or nil if its certificates are not available to
+// the caller. A gateway's files may contain its certificate of the mesh, which the authors of other namespaces must not use.
 func (c serviceCluster) originationContext(settings *networking.ClientTLSSettings) *tlsv3.CommonTlsContext {
 	common := &tlsv3.CommonTlsContext{TlsParams: tlsParameters(c.mesh.GetTlsDefaults())}
 	mutual, verified := settings.GetMode() == networking.ClientTLSSettings_MUTUAL, !settings.GetInsecureSkipVerify().GetValue()
@@ -48,7 +49,7 @@ func (c serviceCluster) originationContext(settings *networking.ClientTLSSetting
 		}
 		return common
 	}
-	if mutual && settings.GetCredentialName() != "" {
+	if mutual && (settings.GetCredentialName() != "" || c.noFiles) {
 		return nil
 	}
 	if mutual {

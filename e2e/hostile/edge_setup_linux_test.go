@@ -45,6 +45,7 @@ type sharedEdge struct {
 	sites   *testpki.Authority
 	log     *testenv.Buffer // of the control plane
 	gateway <-chan struct{} // closed when the agent has ended
+	proxy   *testenv.Buffer // output of the agent, with Envoy's access log
 }
 
 const edgeDocuments = `apiVersion: v1
@@ -99,6 +100,7 @@ func startEdgePlane(t testing.TB, documents func(dir string) string, hosts ...st
 		e.hosts = e.path("hosts")
 		e.write("hosts", strings.Join(hosts, "\n")+"\n")
 	}
+	e.write("mesh.yaml", "accessLogFile: /dev/stdout\n")
 	e.startPlane()
 	return e
 }
@@ -116,7 +118,7 @@ func (e *sharedEdge) write(name, text string) {
 func (e *sharedEdge) startPlane() {
 	e.t.Helper()
 	cmd := exec.Command(testenv.Bin(e.t, "pilotfish"), "control-plane", "--config-dir", e.path("config"), "--state-dir", e.path("state"),
-		"--address", edgePlane, "--port", "-2", "--token-port", "-2", "--allow-unix-endpoints", e.path("apps"))
+		"--address", edgePlane, "--port", "-2", "--token-port", "-2", "--allow-unix-endpoints", e.path("apps"), "--mesh-config", e.path("mesh.yaml"))
 	e.log, _ = e.ns.Start(e.t, cmd)
 	testenv.Eventually(e.t, "the control plane serves", func() error {
 		conn, err := e.dial(e.t.Context(), edgePlane+":15012")
@@ -130,7 +132,7 @@ func (e *sharedEdge) startPlane() {
 // startProxy starts an agent with a real Envoy as Kubernetes does, with the ports and sockets of the contract. Its root is
 // a folder of the edge. Its pod, namespace, account and label app have the given name. It returns a channel that is closed when
 // the agent has ended.
-func (e *sharedEdge) startProxy(role, folder, name, address string) <-chan struct{} {
+func (e *sharedEdge) startProxy(role, folder, name, address string, env ...string) <-chan struct{} {
 	e.t.Helper()
 	authority, err := ca.Load(e.path("state"), ca.Options{MustExist: true})
 	if err != nil {
@@ -160,7 +162,9 @@ func (e *sharedEdge) startProxy(role, folder, name, address string) <-chan struc
 		"PATH=" + os.Getenv("PATH"), "HOME=" + e.dir, "INSTANCE_IP=" + address, "POD_NAME=" + name, "POD_NAMESPACE=" + name, "SERVICE_ACCOUNT=" + name,
 		"PROXY_CONFIG=" + string(proxyConfig), "CA_ADDR=" + edgePlane + ":15012", "ECC_SIGNATURE_ALGORITHM=ECDSA", "ENVOY_PATH=" + testenv.Envoy(e.t),
 	}
-	_, ended := e.ns.Start(e.t, cmd)
+	cmd.Env = append(cmd.Env, env...)
+	var ended <-chan struct{}
+	e.proxy, ended = e.ns.Start(e.t, cmd)
 	return ended
 }
 

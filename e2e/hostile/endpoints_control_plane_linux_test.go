@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -26,6 +27,12 @@ var endpointControlPlaneAttacks = []attack{{
 	service:  "the gateway's agent gets its certificate and configuration",
 	run:      attackControlPlane,
 }, {
+	name:     "a tenant's DestinationRule leads through a shared gateway to the control plane, with the files of the gateway's certificate",
+	position: outsider,
+	limit:    "503, and a finding with the field and the remedy",
+	service:  "a rule of the gateway's namespace uses the files",
+	run:      attackWithCertificateFiles,
+}, {
 	name:     "an outsider reads the control plane's debug pages through a gateway of root on its machine",
 	position: outsider,
 	limit:    "401: no configuration of another namespace",
@@ -34,14 +41,63 @@ var endpointControlPlaneAttacks = []attack{{
 }}
 
 func attackControlPlane(t *testing.T) {
-	e := startEdge(t, func(string) string {
-		return tenantEntry("plane", "GRPC", "STATIC", "{address: "+edgePlane+", ports: {port: 15012}}") + `---
+	e := startEdge(t, func(string) string { return planeDocuments("mode: ISTIO_MUTUAL") })
+	e.requireNoCertificate(t, "upstream connect error")
+	// The access log has the reason. The control plane refuses the handshake by its ALPN protocols with this alert.
+	awaitLog(t, e.proxy, "CreateCertificate", "TLSV1_ALERT_INTERNAL_ERROR", edgePlane+":15012")
+}
+
+// attackWithCertificateFiles uses the files into which the gateway's agent writes its certificate.
+func attackWithCertificateFiles(t *testing.T) {
+	var tls string
+	e := startEdgePlane(t, func(dir string) string {
+		tls = fmt.Sprintf("mode: MUTUAL, clientCertificate: %[1]s/cert-chain.pem, privateKey: %[1]s/key.pem, caCertificates: %[1]s/root-cert.pem, sni: istiod.istio-system.svc", dir+"/certs")
+		return planeDocuments(tls)
+	})
+	e.gateway = e.startProxy("router", "gw", "edge", edgeGateway, "OUTPUT_CERTS="+e.path("certs"))
+	e.requireNoCertificate(t, "no healthy upstream")
+	testenv.Eventually(t, "the log has a finding of the rule", func() error {
+		for line := range strings.Lines(e.log.String()) {
+			if containsAll(line, []string{"PF0108", "DestinationRule tenant/plane: spec.trafficPolicy.tls.clientCertificate", "move the rule"}) {
+				return nil
+			}
+		}
+		return errors.New("there is none")
+	})
+	// The owner of the gateway may name its files: the same rule in its namespace leads to the control plane.
+	e.write("config/tenant.yaml", strings.Replace(planeDocuments(tls), "metadata: {name: plane, namespace: tenant}\nspec: {host", "metadata: {name: plane, namespace: edge}\nspec: {host", 1))
+	testenv.Eventually(t, "the gateway uses the files for its own namespace", func() error { return e.requestCertificate(t) })
+}
+
+// planeDocuments lead a tenant's host to the control plane, with TLS settings.
+func planeDocuments(tls string) string {
+	return tenantEntry("plane", "GRPC", "STATIC", "{address: "+edgePlane+", ports: {port: 15012}}") + `---
 apiVersion: networking.istio.io/v1
 kind: DestinationRule
 metadata: {name: plane, namespace: tenant}
-spec: {host: plane.tenant.internal, exportTo: ["*"], trafficPolicy: {tls: {mode: ISTIO_MUTUAL}}}
+spec: {host: plane.tenant.internal, exportTo: ["*"], trafficPolicy: {tls: {` + tls + `}}}
 `
+}
+
+// requireNoCertificate requests a certificate through the gateway until the gateway's Envoy fails for a reason. It fails the
+// test if there is one.
+func (e *sharedEdge) requireNoCertificate(t *testing.T, reason string) {
+	t.Helper()
+	testenv.Eventually(t, "the gateway cannot connect to the control plane", func() error {
+		err := e.requestCertificate(t)
+		if err == nil {
+			t.Fatal("an outsider has a certificate of the gateway")
+		}
+		if !strings.Contains(err.Error(), reason) {
+			return fmt.Errorf("want the reason %q: %w", reason, err)
+		}
+		return nil
 	})
+}
+
+// requestCertificate requests a certificate for an outsider's key through the gateway.
+func (e *sharedEdge) requestCertificate(t *testing.T) error {
+	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -50,21 +106,12 @@ spec: {host: plane.tenant.internal, exportTo: ["*"], trafficPolicy: {tls: {mode:
 	if err != nil {
 		t.Fatal(err)
 	}
-	client := securityv1.NewIstioCertificateServiceClient(e.grpc(t, "plane.tenant.example"))
-	testenv.Eventually(t, "the gateway cannot connect to the control plane", func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		defer cancel()
-		answer, err := client.CreateCertificate(ctx, &securityv1.IstioCertificateRequest{
-			Csr: string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: csr})), ValidityDuration: 3600,
-		})
-		if err == nil {
-			t.Fatalf("an outsider has a certificate of the gateway: %d certificates", len(answer.GetCertChain()))
-		}
-		if !strings.Contains(err.Error(), "upstream connect error") {
-			return errors.Join(errors.New("the route is not ready yet"), err)
-		}
-		return nil
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, err = securityv1.NewIstioCertificateServiceClient(e.grpc(t, "plane.tenant.example")).CreateCertificate(ctx, &securityv1.IstioCertificateRequest{
+		Csr: string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: csr})), ValidityDuration: 3600,
 	})
+	return err
 }
 
 func attackDebugPages(t *testing.T) {
