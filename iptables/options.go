@@ -78,6 +78,8 @@ type Options struct {
 	IPv6      IPv6Policy
 	// Addresses lists the namespace's addresses. IPv6Auto uses them to decide if IPv6 is captured.
 	Addresses []netip.Addr
+
+	notes []string // warnings about tolerated values
 }
 
 // DefaultOptions returns the defaults of Istio's command. They capture only the proxy's calls to its own pod.
@@ -157,7 +159,7 @@ func familyOf(a netip.Addr) Families {
 
 // Warnings returns notes for users about valid but questionable options.
 func (o *Options) Warnings() []string {
-	var w []string
+	w := slices.Clone(o.notes)
 	captured, refused := o.capture()
 	if o.families() == BothFamilies && (captured|refused)&IPv6 == 0 {
 		w = append(w, "IPv6 traffic bypasses the proxy: the namespace has addresses of both families and dual stack is off; "+

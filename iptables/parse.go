@@ -3,6 +3,7 @@ package iptables
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -31,21 +32,39 @@ func splitList(text string) ([]string, error) {
 	return parts, nil
 }
 
-// parseList parses each entry of a comma-separated list, and removes duplicates.
-func parseList[T comparable](text string, parse func(string) (T, error)) ([]T, error) {
+// toleratedError reports an entry that Istio accepts although it is questionable. The parser returns the value that is
+// used instead. If omit is set, the entry has no effect.
+type toleratedError struct {
+	text string
+	omit bool
+}
+
+func (e *toleratedError) Error() string { return e.text }
+
+// parseList parses each entry of a comma-separated list, and removes duplicates. It calls warn for each entry that is
+// tolerated.
+func parseList[T comparable](text string, parse func(string) (T, error), warn func(string)) ([]T, error) {
 	parts, err := splitList(text)
 	if err != nil {
 		return nil, err
 	}
 	var list []T
 	var errs []error
+	seen := make(map[T]bool, len(parts))
 	for _, part := range parts {
 		v, err := parse(part)
+		if tolerated, ok := errors.AsType[*toleratedError](err); ok {
+			warn(tolerated.text)
+			if tolerated.omit {
+				continue
+			}
+			err = nil
+		}
 		switch {
 		case err != nil:
 			errs = append(errs, err)
-		case !slices.Contains(list, v):
-			list = append(list, v)
+		case !seen[v]:
+			list, seen[v] = append(list, v), true
 		}
 	}
 	return list, errors.Join(errs...)
@@ -54,7 +73,7 @@ func parseList[T comparable](text string, parse func(string) (T, error)) ([]T, e
 var errStar = errors.New(`"*" cannot be combined with other entries: use either "*" or a list`)
 
 // parseChoice parses "*", for which it returns all = true, or a list.
-func parseChoice[T comparable](text string, parse func(string) (T, error)) (all bool, list []T, err error) {
+func parseChoice[T comparable](text string, parse func(string) (T, error), warn func(string)) (all bool, list []T, err error) {
 	parts, err := splitList(text)
 	if err != nil {
 		return false, nil, err
@@ -65,7 +84,7 @@ func parseChoice[T comparable](text string, parse func(string) (T, error)) (all 
 		}
 		return true, nil, nil
 	}
-	list, err = parseList(text, parse)
+	list, err = parseList(text, parse, warn)
 	return false, list, err
 }
 
@@ -78,46 +97,70 @@ func parsePort(text string) (uint16, error) {
 }
 
 // parsePortRange parses a port or a range. It accepts both "80-90" and "80:90", because each of Istio's back ends accepts
-// only one of the two.
+// only one of the two. As in iptables, a range may lack one of its ends ("1024:"). Port 0 is tolerated.
 func parsePortRange(text string) (PortRange, error) {
 	first, last, isRange := strings.Cut(text, "-")
+	open := false
 	if !isRange {
 		first, last, isRange = strings.Cut(text, ":")
+		open = first == "" || last == ""
 	}
-	from, err := parsePort(first)
+	from, err := parseRangePort(first, 0)
 	if !isRange {
-		return PortRange{from, from}, err
+		if err != nil || first == "" {
+			return PortRange{}, fmt.Errorf("%q is not a port: use a number from 1 to 65535", text)
+		}
+		if from == 0 {
+			return PortRange{}, &toleratedError{text: "port 0 has no effect: no connection has this port", omit: true}
+		}
+		return PortRange{from, from}, nil
 	}
-	to, errTo := parsePort(last)
+	to, errTo := parseRangePort(last, math.MaxUint16)
 	switch {
-	case err != nil || errTo != nil:
-		err = fmt.Errorf("%q is not a port range: use two numbers from 1 to 65535, such as 8000-8010", text)
+	case err != nil || errTo != nil || to == 0 || first+last == "" || !open && (first == "" || last == ""):
+		return PortRange{}, fmt.Errorf("%q is not a port range: use two numbers from 1 to 65535, such as 8000-8010", text)
 	case to < from:
-		err = fmt.Errorf("%q is not a port range: the first port is greater than the last", text)
+		return PortRange{}, fmt.Errorf("%q is not a port range: the first port is greater than the last", text)
 	}
-	return PortRange{from, to}, err
+	return PortRange{max(from, 1), to}, nil
 }
 
+// parseRangePort parses one end of a range; an empty end is absent.
+func parseRangePort(text string, absent uint16) (uint16, error) {
+	if text == "" {
+		return absent, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 16)
+	return uint16(n), err
+}
+
+// parseCIDR parses a CIDR. It masks host bits and converts IPv4-mapped addresses, which Istio tolerates.
 func parseCIDR(text string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(text)
 	if err != nil {
 		return p, fmt.Errorf("%q is not a CIDR: use an address and a prefix length, such as 10.0.0.0/8 or fd00::/8", text)
 	}
-	if p.Addr().Is4In6() {
-		return p, fmt.Errorf("%q is an IPv4-mapped IPv6 address: use the IPv4 notation", text)
+	if mapped := p.Addr().BitLen() - 32; p.Addr().Is4In6() && p.Bits() >= mapped {
+		v4 := netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-mapped).Masked()
+		return v4, &toleratedError{text: fmt.Sprintf("%q is an IPv4-mapped IPv6 address; %s is used", text, v4)}
 	}
 	if masked := p.Masked(); masked != p {
-		return p, fmt.Errorf("%q has host bits: use %s for the network, or %s/%d for the single address", text, masked, p.Addr(), p.Addr().BitLen())
+		return masked, &toleratedError{text: fmt.Sprintf("%q has host bits; the network %s is used", text, masked)}
 	}
 	return p, nil
 }
 
-// parseInterface accepts only interface names that the kernel accepts, and rejects "+": iptables treats a trailing "+" as a
-// wildcard, nftables does not.
+// parseInterface rejects names that are longer than the kernel's limit. Names with other invalid characters are
+// tolerated, as in iptables: no interface can have them. This includes "+": iptables treats a trailing "+" as a wildcard,
+// nftables does not.
 func parseInterface(text string) (string, error) {
+	if len(text) > 15 {
+		return "", fmt.Errorf("%q is not an interface name: use at most 15 characters", text)
+	}
 	bad := func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`/:"'\+*!`, r) }
-	if len(text) > 15 || text == "." || text == ".." || strings.ContainsFunc(text, bad) {
-		return "", fmt.Errorf("%q is not an interface name: use at most 15 characters, without spaces, quotes, and / : \\ + * !", text)
+	if text == "." || text == ".." || strings.ContainsFunc(text, bad) {
+		return "", &toleratedError{omit: true, text: fmt.Sprintf(
+			"%q has no effect, because no interface can have this name: use names without spaces, quotes, and / : \\ + * !", text)}
 	}
 	return text, nil
 }

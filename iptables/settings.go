@@ -70,6 +70,10 @@ var settings = []Setting{
 		get: func(o *Options) string { return string(o.Interception) },
 		set: func(o *Options, text string, _ Names) error {
 			o.Interception = cmp.Or(Interception(text), RedirectMode)
+			if o.Interception != TProxyMode && o.Interception != RedirectMode {
+				o.AddWarning(fmt.Sprintf("%q is not an interception mode; REDIRECT is used", text))
+				o.Interception = RedirectMode
+			}
 			return nil
 		}},
 	{Name: flagMark, Shorthand: "t", Help: "packet mark for TPROXY",
@@ -81,7 +85,7 @@ var settings = []Setting{
 			return choiceText(o.InboundPorts.All, joined(o.InboundPorts.Listed, PortRange.String))
 		},
 		set: func(o *Options, text string, _ Names) (err error) {
-			o.InboundPorts.All, o.InboundPorts.Listed, err = parseChoice(text, parsePortRange)
+			o.InboundPorts.All, o.InboundPorts.Listed, err = parseChoice(text, parsePortRange, o.AddWarning)
 			return err
 		}},
 	ports(flagInboundExclude, "d", `inbound ports not to capture, if --istio-inbound-ports is "*"`, func(o *Options) *[]PortRange { return &o.InboundExcludePorts }),
@@ -90,7 +94,7 @@ var settings = []Setting{
 			return choiceText(o.OutboundCIDRs.All, joined(o.OutboundCIDRs.Listed, netip.Prefix.String))
 		},
 		set: func(o *Options, text string, _ Names) (err error) {
-			o.OutboundCIDRs.All, o.OutboundCIDRs.Listed, err = parseChoice(text, parseCIDR)
+			o.OutboundCIDRs.All, o.OutboundCIDRs.Listed, err = parseChoice(text, parseCIDR, o.AddWarning)
 			return err
 		}},
 	list(flagExcludeCIDRs, "x", "destinations not to capture, as CIDRs", func(o *Options) *[]netip.Prefix { return &o.OutboundExcludeCIDRs },
@@ -117,15 +121,21 @@ var settings = []Setting{
 	{Name: envGroups, Env: []string{envGroups}, NoFlag: true, Help: `groups of processes whose outbound traffic is captured: "*", or a list of at most 64`,
 		get: func(o *Options) string { return choiceText(o.OwnerGroups.All, joined(o.OwnerGroups.Listed, decimal)) },
 		set: func(o *Options, text string, n Names) (err error) {
-			o.OwnerGroups.All, o.OwnerGroups.Listed, err = parseChoice(text, group(n))
+			o.OwnerGroups.All, o.OwnerGroups.Listed, err = parseChoice(text, group(n), o.AddWarning)
 			return err
 		}},
 	list(envExcludeGroups, "", "groups of processes whose outbound traffic is not captured",
 		func(o *Options) *[]uint32 { return &o.ExcludeOwnerGroups }, decimal, group).envOnly(),
 	{Name: envLoopback, Env: []string{envLoopback}, NoFlag: true, Help: "IPv4 loopback addresses whose connections are not redirected",
 		get: func(o *Options) string { return o.LoopbackCIDR.String() },
-		set: func(o *Options, text string, _ Names) (err error) {
-			o.LoopbackCIDR, err = parseCIDR(text)
+		set: func(o *Options, text string, _ Names) error {
+			cidrs, err := parseList(text, parseCIDR, o.AddWarning)
+			if err == nil && len(cidrs) != 1 {
+				err = fmt.Errorf("%q is not a CIDR: use one within 127.0.0.0/8, such as 127.0.0.1/32", text)
+			}
+			if err == nil {
+				o.LoopbackCIDR = cidrs[0]
+			}
 			return err
 		}},
 }
@@ -133,21 +143,37 @@ var settings = []Setting{
 // Settings returns a copy of the list of all options. Options that Istio has too have Istio's names.
 func Settings() []Setting { return slices.Clone(settings) }
 
-// Set sets the named option to a value in text form. On a parse error, the options remain unchanged. Set does not check
-// combinations of options; Validate does.
+// Set sets the named option to a value in text form. On a parse error, the options remain unchanged. Values that Istio
+// tolerates are not errors: Warnings reports how they are interpreted. Set does not check combinations of options;
+// Normalize and Validate do.
 func (o *Options) Set(name, value string, names Names) error {
 	for i := range settings {
 		if s := &settings[i]; s.Name == name {
 			changed := *o
+			changed.notes = nil
 			if err := s.set(&changed, strings.TrimSpace(value), names); err != nil {
 				return fmt.Errorf("%s: %w", s.Title(), err)
 			}
+			for i, note := range changed.notes {
+				changed.notes[i] = s.Title() + ": " + note
+			}
+			changed.notes = append(slices.Clip(o.notes), changed.notes...)
 			*o = changed
 			return nil
 		}
 	}
 	return fmt.Errorf("redirection has no option %q", name)
 }
+
+// IsTolerated reports whether an invalid value in an environment variable is ignored with a warning, as in Istio: those of
+// booleans, and of variables that Istio's command does not read and that may have another meaning, such as DNS_PORT for
+// the Service dns.
+func (s *Setting) IsTolerated() bool {
+	return s.Boolean || s.Name == envResolver || s.Name == flagDNSPort
+}
+
+// AddWarning adds a warning that Warnings returns.
+func (o *Options) AddWarning(text string) { o.notes = append(slices.Clip(o.notes), text) }
 
 // Get returns the value of an option in the form that Set accepts.
 func (o *Options) Get(name string) string {
@@ -214,7 +240,7 @@ func list[T comparable](name, short, help string, field func(*Options) *[]T, wri
 	return Setting{Name: name, Shorthand: short, Help: help,
 		get: func(o *Options) string { return joined(*field(o), write) },
 		set: func(o *Options, text string, n Names) (err error) {
-			*field(o), err = parseList(text, read(n))
+			*field(o), err = parseList(text, read(n), o.AddWarning)
 			return err
 		}}
 }
@@ -228,7 +254,7 @@ func interfaces(name, short, help string, field func(*Options) *[]string) Settin
 }
 
 func boolean(name, help string, field func(*Options) *bool, otherEnv ...string) Setting {
-	return Setting{Name: name, Help: help, Boolean: true, Env: append([]string{upperSnake(name)}, otherEnv...),
+	return Setting{Name: name, Help: help, Boolean: true, Env: append(otherEnv, upperSnake(name)),
 		get: func(o *Options) string { return strconv.FormatBool(*field(o)) },
 		set: func(o *Options, text string, _ Names) (err error) {
 			*field(o), err = parseBool(text)
@@ -246,7 +272,11 @@ func setResolver(o *Options, text string, _ Names) error {
 
 func setMark(o *Options, text string, _ Names) error {
 	n, err := strconv.ParseUint(text, 0, 32)
-	if err != nil || n == 0 {
+	if (err != nil || n == 0) && o.Interception != TProxyMode {
+		o.AddWarning(fmt.Sprintf("%q is not a packet mark; it has no effect without TPROXY", text))
+		return nil
+	}
+	if err != nil {
 		return fmt.Errorf("%q is not a packet mark: use a number from 1 to 4294967295, such as 1337 or 0x539", text)
 	}
 	o.TProxyMark = uint32(n)
@@ -255,6 +285,10 @@ func setMark(o *Options, text string, _ Names) error {
 
 func setTable(o *Options, text string, _ Names) error {
 	n, err := strconv.ParseInt(text, 10, 32)
+	if err != nil && o.Interception != TProxyMode {
+		o.AddWarning(fmt.Sprintf("%q is not a routing table; it has no effect without TPROXY", text))
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("%q is not a routing table: use a number from 1 to 252, or above 255", text)
 	}

@@ -29,19 +29,9 @@ func (o *Options) Validate() error {
 }
 
 func (o *Options) validatePorts(refuse func(name, remedy string)) {
-	own := []struct {
-		name string
-		port uint16
-	}{{flagProxyPort, o.ProxyPort}, {flagInboundPort, o.InboundPort}, {flagTunnelPort, o.TunnelPort}, {flagDNSPort, o.DNSPort}}
-	for i, a := range own {
-		if a.port == 0 {
-			refuse(a.name, "use a port from 1 to 65535")
-			continue
-		}
-		for _, b := range own[:i] {
-			if a.port == b.port {
-				refuse(a.name, titleOf(b.name)+" has the same port: use different ports")
-			}
+	for _, p := range o.ownPorts() {
+		if p.port == 0 {
+			refuse(p.name, "use a port from 1 to 65535")
 		}
 	}
 	for _, l := range []struct {
@@ -84,11 +74,6 @@ func (o *Options) validateProxy(refuse func(name, remedy string)) {
 	if slices.Contains(o.VirtualInterfaces, loopback) {
 		refuse(flagVirtual, "lo is the pod's loopback interface: use only interfaces of virtual machines")
 	}
-	for _, name := range o.VirtualInterfaces {
-		if slices.Contains(o.ExcludeInterfaces, name) {
-			refuse(flagVirtual, fmt.Sprintf("%q is also in %s: remove it from one of the two", name, titleOf(flagInterfaces)))
-		}
-	}
 }
 
 func (o *Options) validateInterception(refuse func(name, remedy string)) {
@@ -106,8 +91,7 @@ func (o *Options) validateInterception(refuse func(name, remedy string)) {
 	if o.TProxyMark == 0 || o.TProxyMark == selfCallMark {
 		refuse(flagMark, fmt.Sprintf("use a number other than 0 and %d; %d marks the proxy's calls to its own pod", selfCallMark, selfCallMark))
 	}
-	// The kernel uses the tables 253 (default), 254 (main) and 255 (local).
-	if o.TProxyTable < 1 || o.TProxyTable >= 253 && o.TProxyTable <= 255 || int64(o.TProxyTable) > 1<<31-1 {
+	if !isUsableTable(o.TProxyTable) {
 		refuse(flagTable, "use a number from 1 to 252, or above 255: the kernel uses the tables 253 to 255")
 	}
 }

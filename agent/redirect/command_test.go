@@ -159,20 +159,16 @@ func TestInvalidOptionsAreReportedTogetherWithRemedy(t *testing.T) {
 	p := newMachine(t, map[string]string{"ISTIO_LOCAL_EXCLUDE_PORTS": "80,x", "ISTIO_OUTBOUND_OWNER_GROUPS": "*,5"}, map[string]string{"/etc/passwd": "", "/etc/group": ""})
 	for _, c := range [][]string{
 		{"-z", "70000", `--inbound-capture-port: "70000" is not a port: use a number from 1 to 65535`},
-		{"-p", "15006", `--inbound-capture-port "15006": --envoy-port has the same port`},
-		{"-x", "10.1.2.3/8", `"10.1.2.3/8" has host bits: use 10.0.0.0/8 for the network, or 10.1.2.3/32 for the single address`},
 		{"-i", "*,10.0.0.0/8", `--istio-service-cidr: "*" cannot be combined with other entries`},
 		{"-b", "*,80", `--istio-inbound-ports: "*" cannot be combined with other entries`},
-		{"-m", "FOO", `--istio-inbound-interception-mode "FOO": use REDIRECT or TPROXY`},
 		{"-u", "envoy", `--proxy-uid: looking up user "envoy"`},
 		{"-u", "-1", `--proxy-uid: "-1" is not a user: use a number`},
 		{"-b", "90-80", `"90-80" is not a port range: the first port is greater than the last`},
 		{"-c", "an-interface-of-many-letters", `"an-interface-of-many-letters" is not an interface name: use at most 15 characters`},
-		{"-m", "TPROXY", "-r", "254", `--istio-inbound-tproxy-route-table "254": use a number from 1 to 252, or above 255`},
-		{"-m", "TPROXY", "-t", "1338", `--istio-inbound-tproxy-mark "1338": use a number other than 0 and 1338`},
 		{"--dual-stack", "--ipv6", "reject", `--ipv6 "reject": contradicts --dual-stack`},
-		{"-k", "eth1", "-c", "eth1", `--kube-virt-interfaces "eth1": "eth1" is also in --istio-exclude-interfaces`},
 		{"-q", "*", `--istio-outbound-ports: "*" is not a port`},
+		{"-m", "TPROXY", "-t", "x", `--istio-inbound-tproxy-mark: "x" is not a packet mark`},
+		{"-x", "10.1.2.3", `"10.1.2.3" is not a CIDR`},
 	} {
 		args, want := c[:len(c)-1], c[len(c)-1]
 		_, _, err := execute(t, p, args...)
@@ -185,6 +181,47 @@ func TestInvalidOptionsAreReportedTogetherWithRemedy(t *testing.T) {
 			if !strings.Contains(err.Error(), of) {
 				t.Errorf("%q: the error lacks the other problem %s: %v", args, of, err)
 			}
+		}
+	}
+}
+
+// istio-iptables starts the pod with each of these values.
+func TestValuesThatIstioToleratesAreWarnings(t *testing.T) {
+	for _, c := range []struct {
+		args          []string
+		env           map[string]string
+		option, value string
+		warning       string
+	}{
+		{[]string{"-i", "10.96.0.1/12,10.97.0.0/12"}, nil, "istio-service-cidr", "10.96.0.0/12", `--istio-service-cidr: "10.96.0.1/12" has host bits; the network 10.96.0.0/12 is used`},
+		{[]string{"-x", "fd00::1/64"}, nil, "istio-service-exclude-cidr", "fd00::/64", "has host bits"},
+		{[]string{"-x", "::ffff:10.1.2.3/112"}, nil, "istio-service-exclude-cidr", "10.1.0.0/16", "IPv4-mapped"},
+		{nil, map[string]string{"ISTIO_SERVICE_CIDR": "10.1.2.3/8"}, "istio-service-cidr", "10.0.0.0/8", "has host bits"},
+		{nil, map[string]string{"ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR": "127.0.0.1/8"}, "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", "127.0.0.0/8", "has host bits"},
+		{[]string{"-b", "*", "-d", "0,15020"}, nil, "istio-local-exclude-ports", "15020", "port 0 has no effect"},
+		{[]string{"-b", ":1024,60000:"}, nil, "istio-inbound-ports", "1-1024,60000-65535", ""},
+		{[]string{"-m", "redirect"}, nil, "istio-inbound-interception-mode", "REDIRECT", `"redirect" is not an interception mode; REDIRECT is used`},
+		{[]string{"-t", "x"}, nil, "istio-inbound-tproxy-mark", "1337", "no effect without TPROXY"},
+		{[]string{"-m", "TPROXY", "-b", "*", "-t", "1338"}, nil, "istio-inbound-tproxy-mark", "1337", "1338 cannot be used"},
+		{[]string{"-m", "TPROXY", "-b", "*", "-r", "254"}, nil, "istio-inbound-tproxy-route-table", "133", "254 cannot be used"},
+		{[]string{"-m", "TPROXY", "-b", "*", "-c", "lo,net1"}, nil, "istio-exclude-interfaces", "net1", "lo is ignored"},
+		{[]string{"-k", "lo,tap0"}, nil, "kube-virt-interfaces", "tap0", "lo is ignored"},
+		{[]string{"-k", "tap0", "-c", "tap0"}, nil, "kube-virt-interfaces", "tap0", "is also in --istio-exclude-interfaces"},
+		{[]string{"-c", "net+"}, nil, "istio-exclude-interfaces", "", `"net+" has no effect`},
+		{[]string{"-p", "15006"}, nil, "envoy-port", "15006", "--envoy-port and --inbound-capture-port are both 15006"},
+		{nil, map[string]string{"REDIRECT_DNS": "yes please"}, "redirect-dns", "false", `environment REDIRECT_DNS: --redirect-dns: "yes please" is not a boolean`},
+		{nil, map[string]string{"REDIRECT_DNS": "true", "ISTIO_META_DNS_CAPTURE": "false"}, "redirect-dns", "false", ""},
+		{nil, map[string]string{"DNS_PORT": "tcp://10.96.0.10:53"}, "dns-port", "15053", "the default is used"},
+		{nil, map[string]string{"DNS_PROXY_ADDR": "15053"}, "DNS_PROXY_ADDR", "", "the default is used"},
+	} {
+		p := newMachine(t, c.env, map[string]string{"/etc/resolv.conf": "nameserver 10.0.0.10\n"})
+		if got := showValues(t, p, c.args...)[c.option]; got.Value != c.value {
+			t.Errorf("%q %v: %s is %q, want %q", c.args, c.env, c.option, got.Value, c.value)
+		}
+		text, _, err := execute(t, p, append([]string{"show", "-o", "json"}, c.args...)...)
+		var got struct{ Warnings []string }
+		if err := errors.Join(err, json.Unmarshal([]byte(text), &got)); err != nil || !strings.Contains(strings.Join(got.Warnings, "\n"), c.warning) {
+			t.Errorf("%q %v: error %v, want the warning %s in %q", c.args, c.env, err, c.warning, got.Warnings)
 		}
 	}
 }

@@ -21,6 +21,8 @@ const (
 	sourceFile      = "file"
 	sourceNamespace = "namespace"
 	sourceResolv    = "/etc/resolv.conf"
+	// sourceEnvironment is the prefix of a variable's name.
+	sourceEnvironment = "environment "
 )
 
 const (
@@ -95,11 +97,16 @@ func (r *resolver) resolve() (*resolvedOptions, error) {
 			continue // as in Istio, an empty value means the default
 		}
 		if err := r.out.options.Set(s.Name, text, r.process.nameLookup()); err != nil {
+			if strings.HasPrefix(source, sourceEnvironment) && s.IsTolerated() {
+				r.out.options.AddWarning(addSource(source, err).Error() + "; the default is used")
+				continue
+			}
 			r.errs = append(r.errs, addSource(source, err))
 		}
 		sources[s.Name] = source
 	}
 	r.detect(sources)
+	r.out.options.Normalize()
 	if err := errors.Join(append(r.errs, r.out.options.Validate())...); err != nil {
 		return nil, usageError(err)
 	}
@@ -140,7 +147,7 @@ func (r *resolver) lookup(s *iptables.Setting) (text, source string) {
 	}
 	for _, name := range s.Env {
 		if text := r.process.env(name); text != "" {
-			return text, "environment " + name
+			return text, sourceEnvironment + name
 		}
 	}
 	return "", ""

@@ -6,12 +6,19 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
 const traffic = "traffic.sidecar.istio.io/"
+
+// kubevirtKey is the deprecated name of rerouteKey.
+const (
+	kubevirtKey = traffic + "kubevirtInterfaces"
+	rerouteKey  = "istio.io/reroute-virtual-interfaces"
+)
 
 // annotationOptions maps annotations to redirection options.
 var annotationOptions = []struct{ annotation, option string }{
@@ -22,12 +29,16 @@ var annotationOptions = []struct{ annotation, option string }{
 	{traffic + "includeInboundPorts", "istio-inbound-ports"},
 	{traffic + "excludeInboundPorts", "istio-local-exclude-ports"},
 	{traffic + "excludeInterfaces", "istio-exclude-interfaces"},
-	{traffic + "kubevirtInterfaces", "kube-virt-interfaces"}, // deprecated name of istio.io/reroute-virtual-interfaces
-	{"istio.io/reroute-virtual-interfaces", "kube-virt-interfaces"},
+	{kubevirtKey, "kube-virt-interfaces"},
+	{rerouteKey, "kube-virt-interfaces"},
 }
 
+// ipv6Variable is the variable for the IPv6 policy, which Istio does not have.
+const ipv6Variable = "PILOTFISH_IPV6"
+
 // envOptions maps environment variables of the sidecar's container to redirection options. The agent in the container
-// reads the same variables, so both must use the same values.
+// reads the same variables, so both must use the same values. Invalid values of Istio's variables are ignored with a
+// warning: Istio's plugin does not read the variables or ignores the values too.
 var envOptions = []struct{ variable, option string }{
 	{"ISTIO_META_DNS_CAPTURE", "redirect-dns"},
 	{"ISTIO_DUAL_STACK", "dual-stack"},
@@ -36,7 +47,7 @@ var envOptions = []struct{ variable, option string }{
 	{"ISTIO_OUTBOUND_OWNER_GROUPS", "ISTIO_OUTBOUND_OWNER_GROUPS"},
 	{"ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE", "ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE"},
 	{"ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR"},
-	{"PILOTFISH_IPV6", "ipv6"},
+	{ipv6Variable, "ipv6"},
 }
 
 const (
@@ -62,23 +73,22 @@ func (s *Settings) Options(p *agentapi.Pod, addresses []netip.Addr) (iptables.Op
 	}
 	var errs []error
 	for _, a := range annotationOptions {
-		if value, set := p.Metadata.Annotations[a.annotation]; set {
+		if value, set := p.Metadata.Annotations[a.annotation]; set && !isReplaced(p, a.annotation) {
 			errs = append(errs, locateError("annotation "+a.annotation, o.Set(a.option, value, iptables.Names{})))
 		}
 	}
 	for _, e := range envOptions {
 		if value, _ := lookupEnv(proxy, e.variable); value != "" {
-			errs = append(errs, locateError("variable "+e.variable+" of "+ProxyContainer, o.Set(e.option, value, iptables.Names{})))
+			err := locateError("variable "+e.variable+" of "+ProxyContainer, o.Set(e.option, value, iptables.Names{}))
+			if err != nil && e.variable != ipv6Variable {
+				o.AddWarning(err.Error() + "; the default is used")
+				err = nil
+			}
+			errs = append(errs, err)
 		}
 	}
-	if mode, where := interceptionMode(p, proxy); mode != "" {
-		err := o.Set("istio-inbound-interception-mode", mode, iptables.Names{})
-		if err == nil && o.Interception != iptables.RedirectMode && o.Interception != iptables.TProxyMode {
-			err = fmt.Errorf("%q is not an interception mode: use REDIRECT, TPROXY or NONE", mode)
-		}
-		errs = append(errs, locateError(where, err))
-	}
-	errs = append(errs, runAs(&o, p, proxy), excludeProbePorts(&o, p))
+	errs = append(errs, setMode(&o, p, proxy), runAs(&o, p, proxy))
+	excludeProbePorts(&o, p)
 	o.CaptureAllDNS = o.RedirectDNS // the resolvers in the pod's resolv.conf are not known here
 	if o.DualStack {
 		o.IPv6 = iptables.IPv6Auto // the pod's ISTIO_DUAL_STACK overrides the node's IPv6 policy
@@ -86,7 +96,32 @@ func (s *Settings) Options(p *agentapi.Pod, addresses []netip.Addr) (iptables.Op
 	if err := errors.Join(errs...); err != nil {
 		return o, err
 	}
+	o.Normalize()
 	return o, o.Validate()
+}
+
+// isReplaced reports whether another annotation replaces a deprecated one, which is then not read.
+func isReplaced(p *agentapi.Pod, annotation string) bool {
+	_, set := p.Metadata.Annotations[rerouteKey]
+	return annotation == kubevirtKey && set
+}
+
+// setMode sets the interception mode. As in Istio's plugin, an invalid annotation is an error. An invalid variable is not.
+func setMode(o *iptables.Options, p *agentapi.Pod, proxy *agentapi.Container) error {
+	mode, where := interceptionMode(p, proxy)
+	switch iptables.Interception(mode) {
+	case "":
+		return nil
+	case iptables.RedirectMode, iptables.TProxyMode:
+	default:
+		err := locateError(where, fmt.Errorf("%q is not an interception mode: use REDIRECT, TPROXY or NONE", mode))
+		if p.Metadata.Annotations[modeKey] != "" {
+			return err
+		}
+		o.AddWarning(err.Error() + "; REDIRECT is used")
+		return nil
+	}
+	return locateError(where, o.Set("istio-inbound-interception-mode", mode, iptables.Names{}))
 }
 
 func locateError(where string, err error) error {
@@ -153,14 +188,15 @@ func runAs(o *iptables.Options, p *agentapi.Pod, proxy *agentapi.Container) erro
 
 // excludeProbePorts excludes the ports for probes and metrics from inbound capture, even if the pod's annotations
 // include them.
-func excludeProbePorts(o *iptables.Options, p *agentapi.Pod) error {
+func excludeProbePorts(o *iptables.Options, p *agentapi.Pod) {
 	excluded := slices.Clone(probePorts)
-	if value := p.Metadata.Annotations[statusPortKey]; value != "" {
-		port, err := strconv.ParseUint(value, 10, 16)
-		if err != nil {
-			return fmt.Errorf("annotation %s: %q is not a port: use a number from 1 to 65535, or 0 for none", statusPortKey, value)
+	for text := range strings.SplitSeq(p.Metadata.Annotations[statusPortKey], ",") {
+		text = strings.TrimSpace(text)
+		port, err := strconv.ParseUint(text, 10, 16)
+		if err != nil && text != "" {
+			o.AddWarning(fmt.Sprintf("annotation %s: %q is not a port and has no effect: use a number from 1 to 65535, or 0 for none", statusPortKey, text))
 		}
-		if port != 0 && !slices.Contains(excluded, uint16(port)) {
+		if err == nil && port != 0 && !slices.Contains(excluded, uint16(port)) {
 			excluded = append(excluded, uint16(port))
 		}
 	}
@@ -168,14 +204,13 @@ func excludeProbePorts(o *iptables.Options, p *agentapi.Pod) error {
 		for _, port := range excluded {
 			o.InboundPorts.Listed = removePort(o.InboundPorts.Listed, port)
 		}
-		return nil
+		return
 	}
 	for _, port := range excluded {
 		if one := (iptables.PortRange{First: port, Last: port}); !slices.Contains(o.InboundExcludePorts, one) {
 			o.InboundExcludePorts = append(o.InboundExcludePorts, one)
 		}
 	}
-	return nil
 }
 
 // removePort removes a port from a list of ranges.

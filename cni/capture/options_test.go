@@ -83,14 +83,11 @@ func TestAllInvalidSettingsOfAPodAreReported(t *testing.T) {
 		change func(p *agentapi.Pod)
 		want   []string
 	}{
-		"port and CIDR": {annotate(map[string]string{traffic + "excludeOutboundPorts": "70000", traffic + "includeOutboundIPRanges": "10.0.0.1/8"}),
-			[]string{traffic + "excludeOutboundPorts", "70000", traffic + "includeOutboundIPRanges", "10.0.0.1/8", "host bits"}},
+		"port and CIDR": {annotate(map[string]string{traffic + "excludeOutboundPorts": "70000", traffic + "includeOutboundIPRanges": "10.0.0.1"}),
+			[]string{traffic + "excludeOutboundPorts", "70000", traffic + "includeOutboundIPRanges", "10.0.0.1", "not a CIDR"}},
 		"star in a list":     {annotate(map[string]string{traffic + "includeInboundPorts": "*,80"}), []string{traffic + "includeInboundPorts", "*"}},
 		"mode":               {annotate(map[string]string{modeKey: "FOO"}), []string{modeKey, "FOO", "REDIRECT", "TPROXY"}},
-		"status port":        {annotate(map[string]string{statusPortKey: "x"}), []string{statusPortKey, `"x"`}},
-		"resolver":           {env("DNS_PROXY_ADDR", "15053"), []string{"DNS_PROXY_ADDR", "15053", "host:port"}},
-		"boolean":            {env("ISTIO_META_DNS_CAPTURE", "yes please"), []string{"ISTIO_META_DNS_CAPTURE", "yes please"}},
-		"group by name":      {env("ISTIO_OUTBOUND_OWNER_GROUPS", "java"), []string{"ISTIO_OUTBOUND_OWNER_GROUPS", "java", "number"}},
+		"IPv6 policy":        {env(ipv6Variable, "maybe"), []string{"--ipv6", "maybe"}},
 		"root without group": {runs(0, -1), []string{"root", "runAsGroup"}},
 		"root in root":       {runs(0, 0), []string{"root", "runAsGroup"}},
 		"negative user":      {runs(-5, -1), []string{"runAsUser", "-5"}},
@@ -103,6 +100,43 @@ func TestAllInvalidSettingsOfAPodAreReported(t *testing.T) {
 		for _, want := range c.want {
 			if !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: %q is not in: %v", name, want, err)
+			}
+		}
+	}
+}
+
+// Istio's plugin starts the pod with each of these settings.
+func TestSettingsThatIstioToleratesAreWarnings(t *testing.T) {
+	for name, c := range map[string]struct {
+		change        func(p *agentapi.Pod)
+		option, value string
+		warnings      []string
+	}{
+		"host bits": {annotate(map[string]string{traffic + "includeOutboundIPRanges": "10.96.0.1/12"}), "istio-service-cidr", "10.96.0.0/12",
+			[]string{"10.96.0.1/12", "host bits"}},
+		"excluded host bits": {annotate(map[string]string{traffic + "excludeOutboundIPRanges": "10.96.0.1/12"}), "istio-service-exclude-cidr", "10.96.0.0/12",
+			[]string{"10.96.0.1/12", "host bits"}},
+		"port 0":                {annotate(map[string]string{traffic + "excludeOutboundPorts": "0"}), "istio-local-outbound-ports-exclude", "", []string{"port 0"}},
+		"status port":           {annotate(map[string]string{statusPortKey: "x"}), "istio-local-exclude-ports", "15020,15021,15090", []string{statusPortKey, `"x"`}},
+		"status ports":          {annotate(map[string]string{statusPortKey: "15020,16020"}), "istio-local-exclude-ports", "15020,15021,15090,16020", nil},
+		"resolver":              {env("DNS_PROXY_ADDR", "15053"), "DNS_PROXY_ADDR", "", []string{"DNS_PROXY_ADDR", "15053", "host:port"}},
+		"boolean":               {env("ISTIO_META_DNS_CAPTURE", "yes please"), "redirect-dns", "false", []string{"ISTIO_META_DNS_CAPTURE", "yes please"}},
+		"group by name":         {env("ISTIO_OUTBOUND_OWNER_GROUPS", "java"), "ISTIO_OUTBOUND_OWNER_GROUPS", "*", []string{"ISTIO_OUTBOUND_OWNER_GROUPS", "java", "number"}},
+		"mode variable":         {env(modeEnv, "FOO"), "istio-inbound-interception-mode", "REDIRECT", []string{modeEnv, "FOO", "REDIRECT is used"}},
+		"deprecated annotation": {annotate(map[string]string{kubevirtKey: "a-name-that-is-too-long", rerouteKey: "tap0"}), "kube-virt-interfaces", "tap0", nil},
+	} {
+		o, err := (&Settings{}).Options(injected(c.change), nil)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if got := o.Get(c.option); got != c.value {
+			t.Errorf("%s: %s = %q, want %q", name, c.option, got, c.value)
+		}
+		warnings := strings.Join(o.Warnings(), "\n")
+		for _, want := range c.warnings {
+			if !strings.Contains(warnings, want) {
+				t.Errorf("%s: %q is not in the warnings: %s", name, want, warnings)
 			}
 		}
 	}

@@ -53,8 +53,8 @@ func TestTransparentPodSeesTheClientAddress(t *testing.T) {
 func TestRefusedPodReportsTheReasonInItsEvents(t *testing.T) {
 	c := sharedCluster(t)
 	c.deploy(t)
-	name := c.create(t, injected(pod("bad"), idleSidecar(), "traffic.sidecar.istio.io/includeOutboundIPRanges", "10.0.0.1/8"))
-	c.waitEvent(t, name, `pod default/bad is not started, as its settings for the mesh are refused; annotation traffic.sidecar.istio.io/includeOutboundIPRanges: --istio-service-cidr: "10.0.0.1/8" has host bits: write 10.0.0.0/8`)
+	name := c.create(t, injected(pod("bad"), idleSidecar(), "traffic.sidecar.istio.io/includeOutboundIPRanges", "10.0.0.1"))
+	c.waitEvent(t, name, `pod default/bad is not started, because its mesh settings are invalid; annotation traffic.sidecar.istio.io/includeOutboundIPRanges: --istio-service-cidr: "10.0.0.1" is not a CIDR`)
 	if phase := c.mustKubectl(t, "get", "pod", name, "-o", "jsonpath={.status.phase}"); phase != "Pending" {
 		t.Errorf("the pod is %s", phase)
 	}

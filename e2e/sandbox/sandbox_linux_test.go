@@ -133,8 +133,8 @@ func TestUnprotectablePodFailsWithReason(t *testing.T) {
 		t.Errorf("without a node agent: %v", err)
 	}
 	agent := n.startAgent(t)
-	agent.knows(meshPod("bad", "traffic.sidecar.istio.io/includeOutboundIPRanges", "10.0.0.1/8"))
-	if _, err := n.run(t.Context(), meshPod("bad")); err == nil || !strings.Contains(err.Error(), `"10.0.0.1/8" has host bits: write 10.0.0.0/8`) {
+	agent.knows(meshPod("bad", "traffic.sidecar.istio.io/includeOutboundIPRanges", "10.0.0.1"))
+	if _, err := n.run(t.Context(), meshPod("bad")); err == nil || !strings.Contains(err.Error(), `"10.0.0.1" is not a CIDR`) {
 		t.Errorf("with a bad annotation: %v", err)
 	}
 	if last := agent.results; len(last) == 0 || last[0].Outcome != "failed" {
