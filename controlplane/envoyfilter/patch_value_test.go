@@ -85,8 +85,8 @@ func TestDurationsInGoForm(t *testing.T) {
 		c := &clusterv3.Cluster{}
 		return c, readValue(value, c)
 	}
-	c, err := read(`{"connect_timeout": "500ms", "cleanupInterval": "1m30s", "dns_refresh_rate": "-1.5s",
-		"health_checks": [{"timeout": "1us", "interval": "2s"}], "cluster_type": {"typed_config":
+	c, err := read(`{"connect_timeout": "500ms", "cleanupInterval": "1m30s",
+		"health_checks": [{"timeout": "1us", "interval": "2s", "interval_jitter": "-1.5s"}], "cluster_type": {"typed_config":
 		{"@type": "type.googleapis.com/envoy.extensions.clusters.redis.v3.RedisClusterConfig", "cluster_refresh_rate": "250ms"}}}`)
 	if err != nil {
 		t.Fatal(err)
@@ -96,7 +96,7 @@ func TestDurationsInGoForm(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := []time.Duration{
-		c.GetConnectTimeout().AsDuration(), c.GetCleanupInterval().AsDuration(), c.GetDnsRefreshRate().AsDuration(),
+		c.GetConnectTimeout().AsDuration(), c.GetCleanupInterval().AsDuration(), c.GetHealthChecks()[0].GetIntervalJitter().AsDuration(),
 		c.GetHealthChecks()[0].GetTimeout().AsDuration(), c.GetHealthChecks()[0].GetInterval().AsDuration(), redis.GetClusterRefreshRate().AsDuration(),
 	}
 	want := []time.Duration{500 * time.Millisecond, 90 * time.Second, -1500 * time.Millisecond, time.Microsecond, 2 * time.Second, 250 * time.Millisecond}
