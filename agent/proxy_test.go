@@ -334,7 +334,7 @@ func TestUnknownFlagIsToleratedWithAWarning(t *testing.T) {
 	if code := r.waitExit(); code != 127 {
 		t.Errorf("exit code %d: the flag was not tolerated", code)
 	}
-	for _, want := range []string{"flag=--someFlagOfTomorrow", "flag=--concurency nearest=--concurrency"} {
+	for _, want := range []string{"flag=--someFlagOfTomorrow", "flag=--concurency similar=--concurrency"} {
 		if !strings.Contains(r.out.String(), want) {
 			t.Errorf("no warning contains %q", want)
 		}

@@ -155,7 +155,7 @@ func TestRejectedOptionsChangeNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	before, _, _ := execute(t, p, "show", "--live", "-o", "json", "--network-namespace", path)
-	for _, bad := range [][]string{{"-z", "70000"}, {"-m", "FOO"}, {"--force-iptables-binary", "old"}, {"-m", "TPROXY", "-r", "0"},
+	for _, bad := range [][]string{{"-z", "70000"}, {"--force-iptables-binary", "old"},
 		{"-z", "16006", "--save", "/nowhere/saved"}, {"-z", "16006", "--save", t.TempDir()}, {"-z", "16006", "--dry-run-format", "text"}} {
 		if _, _, err := execute(t, p, append(bad, "--network-namespace", path)...); err == nil {
 			t.Errorf("%q is accepted", bad)
