@@ -109,7 +109,7 @@ rules:
 - match: {CNI_CONTAINERID: "c-job*"}
   action: skip
 - match: {K8S_POD_NAME: bad}
-  annotations: {traffic.sidecar.istio.io/includeInboundPorts: "0"}
+  annotations: {traffic.sidecar.istio.io/includeInboundPorts: "70000"}
 `
 
 func TestPolicyFileDecidesWithoutKubernetes(t *testing.T) {
@@ -123,7 +123,7 @@ func TestPolicyFileDecidesWithoutKubernetes(t *testing.T) {
 		name     string
 		captured bool
 		says     string
-	}{{"web-1", true, ""}, {"job-1", false, ""}, {"other", false, "does not allow this sandbox to start"}, {"bad", false, `"0" is not a port`}} {
+	}{{"web-1", true, ""}, {"job-1", false, ""}, {"other", false, "does not allow this sandbox to start"}, {"bad", false, `"70000" is not a port`}} {
 		ns := testns.New(t)
 		answer := h.call("ADD", plainPod(c.name), netnsPath(ns), h.withPrevious("1.0.0"))
 		if captured := inForce(t, ns) != nil; captured != c.captured {
