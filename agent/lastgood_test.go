@@ -60,7 +60,7 @@ func TestEnvoyRestartsWithoutControlPlane(t *testing.T) {
 		return nil
 	})
 	r.waitServes("/ns/books/sa/shop")
-	r.waitReport("/healthz/ready", "xds", 200, "last good configuration")
+	r.waitReport("/healthz/ready", "xds", 200, "last accepted configuration")
 	r.waitReady()
 	out, code := r.command("xds", "status")
 	for _, want := range []string{"last-good", "the stored one; the control plane last confirmed it"} {
@@ -109,7 +109,7 @@ func TestAgentThatStartsWithoutAControlPlaneServes(t *testing.T) {
 	r = s.start(t)
 	r.waitReady()
 	r.waitServes("/ns/books/sa/shop")
-	r.waitReport("/healthz/ready", "xds", 200, "last good configuration")
+	r.waitReport("/healthz/ready", "xds", 200, "last accepted configuration")
 	r.signal(syscall.SIGKILL)
 	r.waitExit()
 

@@ -76,7 +76,7 @@ func TestRejectedFirstConfigurationMakesUnready(t *testing.T) {
 	stop()
 	s.cp.sendRejected.Store(true)
 	s.cp.start(t)
-	r.waitReport("/healthz/ready", "xds", 200, "keeps the last good one")
+	r.waitReport("/healthz/ready", "xds", 200, "keeps the last accepted one")
 
 	first := r.envoy()
 	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {

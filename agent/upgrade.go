@@ -82,7 +82,7 @@ func (e *envoySupervisor) registerUpgrades() error {
 	e.upgrades.writtenVariant = variantOf(e.bootstrap)
 	e.upgrades.results = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "istio_agent_envoy_upgrades_total",
-		Help: "Upgrades of Envoy by result: done, refused, went-back, lost.",
+		Help: "Upgrades of Envoy by result: done, refused, went-back (rolled back to the old Envoy), lost (the old Envoy was not fully restored).",
 	}, []string{"result"})
 	for _, result := range []string{upgradeDone, upgradeRefused, upgradeBack, upgradeLost} {
 		e.upgrades.results.WithLabelValues(result)

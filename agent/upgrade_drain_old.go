@@ -152,9 +152,9 @@ func (t *upgradeRun) finishRequests(ctx context.Context, old *envoyInstance, idl
 	case <-idle:
 		return "no connection was left"
 	case why := <-enough:
-		return "its keep time has passed: " + why
+		return "the time for its idle connections (--keep) has passed: " + why
 	case <-time.After(t.requestTimeout()):
-		return "its keep time and the time limit for its remaining requests have passed"
+		return "the time for its idle connections (--keep) and the time for its remaining requests have passed"
 	case <-t.upgrades.lifeCtx.Done():
 		return ""
 	}

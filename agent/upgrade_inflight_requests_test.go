@@ -51,7 +51,7 @@ func TestEndlessRequestDoesNotRetainOldEnvoy(t *testing.T) {
 			r.waitReady()
 			late := r.getSlowly(10 * testTimeout)
 			u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.MidEnvoyVersion), "--way", way, "--keep", "1s", "--wait")
-			if u.waitExit() != 0 || !strings.Contains(u.out.String(), "its keep time and the time limit for its remaining requests have passed") {
+			if u.waitExit() != 0 || !strings.Contains(u.out.String(), "the time for its idle connections (--keep) and the time for its remaining requests have passed") {
 				t.Errorf("upgrade: %s", u.out)
 			}
 			<-late

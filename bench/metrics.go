@@ -300,9 +300,9 @@ func printMetered(off, on *metered) {
 	}
 	printRow("requests/s", "", off.rps, on.rps)
 	printRow("p99", "µs", off.p99, on.p99)
-	printRow("CPU of the client's Envoy a request", "µs", off.perRequest[0], on.perRequest[0])
-	printRow("CPU of the server's Envoy a request", "µs", off.perRequest[1], on.perRequest[1])
-	printRow("CPU of both a request", "µs", sums(off.perRequest), sums(on.perRequest))
+	printRow("CPU per request, client's Envoy", "µs", off.perRequest[0], on.perRequest[0])
+	printRow("CPU per request, server's Envoy", "µs", off.perRequest[1], on.perRequest[1])
+	printRow("CPU per request, both", "µs", sums(off.perRequest), sums(on.perRequest))
 }
 
 // spread returns the minimum and the maximum of the ratios a[i]/b[i], one for each round.

@@ -92,7 +92,7 @@ func acceptsPlaintext(l *listenerv3.Listener) bool {
 
 func (p *testServer) staleDocuments() {
 	p.t.Helper()
-	testenv.Eventually(p.t, "the policy is refused, and its last good version is in force", func() error {
+	testenv.Eventually(p.t, "the policy is refused, and its last accepted version is in force", func() error {
 		for _, d := range p.Status().Documents {
 			if d.Key.Kind == config.PeerAuthentication && d.State == dirstore.Stale {
 				return nil

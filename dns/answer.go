@@ -25,7 +25,7 @@ type answer struct {
 	ttls   []int  // offsets of the TTLs in wire
 	rcode  int
 	stored time.Time     // when the answer was received
-	life   time.Duration // how long the answer may be reused; 0 for a single use
+	life   time.Duration // how long the answer may be cached, from its TTLs; 0: it is not cached
 	server string        // address of the resolver
 }
 

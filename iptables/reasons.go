@@ -52,12 +52,12 @@ var reasons = map[string]string{
 	"virtual/cidr-":         "outbound connections to {to} are captured",
 
 	"dns/":                      "DNS queries are redirected to port {redirect}, the agent's resolver",
-	"zone/question-of-proxy-":   "the agent's queries to resolvers use a different zone than applications' queries to the agent",
-	"zone/answer-of-proxy-":     "the agent's responses use the zone of applications' queries",
-	"zone/question-of-virtual-": "queries of virtual machines to the agent use the zone of applications' queries",
-	"zone/question":             "applications' queries to the agent use a different zone than the agent's queries to resolvers",
-	"zone/answer":               "responses from resolvers use the zone of the agent's queries",
-	"zone/virtual-":             "queries of virtual machines are forwarded to the resolver and use the zone of its responses",
+	"zone/question-of-proxy-":   "the agent's queries to resolvers use a different conntrack zone than applications' queries to the agent",
+	"zone/answer-of-proxy-":     "the agent's responses use the same conntrack zone as applications' queries",
+	"zone/question-of-virtual-": "queries of virtual machines to the agent use the same conntrack zone as applications' queries",
+	"zone/question":             "applications' queries to the agent use a different conntrack zone than the agent's queries to resolvers",
+	"zone/answer":               "responses from resolvers use the same conntrack zone as the agent's queries",
+	"zone/virtual-":             "queries of virtual machines are forwarded to the resolver and use the conntrack zone of its responses",
 	"zone/exclude-interface-":   uncapturedReason,
 	"zone/exclude-group-":       uncapturedReason,
 	"zone/other-groups":         uncapturedReason,
@@ -80,7 +80,7 @@ var reasons = map[string]string{
 
 const (
 	selfCallReason    = "a call of the application to its own service returns through the proxy, and the inbound policy must apply to it"
-	uncapturedReason  = "the query is not captured and uses the zone of the resolver's response"
+	uncapturedReason  = "the query is not captured and uses the conntrack zone of the resolver's response"
 	establishedReason = "the connection was captured when it was opened"
 	refusedReason     = "connections that would be captured are rejected, because the proxy does not support this address family"
 )

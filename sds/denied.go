@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// deniedLists contains the CRLs that the control plane sent. They list denied certificates. The zero value denies none.
-// Immutable.
+// deniedLists contains the certificate revocation lists (CRLs) that the control plane sent. The zero value contains
+// none. A deniedLists is immutable.
 type deniedLists struct {
 	text  []byte // PEM
 	lists []*x509.RevocationList

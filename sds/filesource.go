@@ -157,7 +157,7 @@ func (s *FileSource) Health() (ok bool, reason string) {
 		return false, fmt.Sprintf("the certificate in %s expired at %s", s.config.CertFile, s.material.Leaf.NotAfter)
 	}
 	if s.problem != nil {
-		return true, fmt.Sprintf("the last good certificate is served: %v", s.problem)
+		return true, fmt.Sprintf("the last valid certificate is served: %v", s.problem)
 	}
 	return true, ""
 }

@@ -128,7 +128,7 @@ func testOfflineRestart(t *testing.T, binary, protocol string) {
 	})
 	life("second life", func(t *testing.T, relay *Relay) {
 		testenv.Eventually(t, "traffic flows without a control plane", func() error { return checkResponse(url, "first") })
-		if ok, reason := relay.Health(); !ok || !strings.Contains(reason, "last good configuration") {
+		if ok, reason := relay.Health(); !ok || !strings.Contains(reason, "last accepted configuration") {
 			t.Errorf("health = %v, %q", ok, reason)
 		}
 		for _, s := range relay.Status().Types {

@@ -70,7 +70,7 @@ func (l *statusTracker) condition(process int32, lossLimit time.Duration) health
 	c := health.Condition{OK: true}
 	var reasons []string
 	if !l.isConnected {
-		reasons = append(reasons, fmt.Sprintf("not connected to the control plane %s: %s; last good configuration %s old",
+		reasons = append(reasons, fmt.Sprintf("not connected to the control plane %s: %s; last accepted configuration %s old",
 			l.upstream, l.reason, max(0, l.now().Sub(l.upToDate)).Round(time.Second)))
 		c.OK = lossLimit <= 0 || l.now().Sub(l.since) < lossLimit
 		c.Since, c.Remedy = l.since, connectRemedy
@@ -128,7 +128,7 @@ func (b *envoyState) rejections() []string {
 	var reasons []string
 	for typeURL, nack := range b.acceptedTypes {
 		if nack != nil {
-			reasons = append(reasons, fmt.Sprintf("Envoy rejected its newest %s configuration and keeps the last good one: %s",
+			reasons = append(reasons, fmt.Sprintf("Envoy rejected its newest %s configuration and keeps the last accepted one: %s",
 				shortType(typeURL), nack.Reason))
 		}
 	}

@@ -59,7 +59,7 @@ func TestConditionIsPerEnvoyProcess(t *testing.T) {
 	b.exchange(listenerType, "")
 	b.expect("the first Envoy", 10, 0, "ok ")
 	b.exchange(listenerType, "listener x: no")
-	b.expect("rejected update", 10, 0, "ok keeps the last good one: listener x: no")
+	b.expect("rejected update", 10, 0, "ok keeps the last accepted one: listener x: no")
 
 	b.markEnvoyDisconnected()
 	b.now = b.now.Add(time.Minute)
@@ -76,13 +76,13 @@ func TestConditionIsPerEnvoyProcess(t *testing.T) {
 	if c := b.condition(11, 0); !c.Since.Equal(restarted) {
 		t.Errorf("since %v, want that of the first rejection, %v", c.Since, restarted)
 	}
-	b.expect("older Envoy while both run", 10, 0, "ok keeps the last good one")
+	b.expect("older Envoy while both run", 10, 0, "ok keeps the last accepted one")
 	b.expect("whichever is in force", 0, 0, "rejected its first Listener")
 	b.exchange(listenerType, "")
 	b.expect("mended", 11, 0, "ok ")
 
 	b.connect(10)
-	b.expect("older Envoy served again", 10, 0, "ok keeps the last good one")
+	b.expect("older Envoy served again", 10, 0, "ok keeps the last accepted one")
 }
 
 func TestLostControlPlaneMakesUnreadyOnlyAfterLossLimit(t *testing.T) {
@@ -93,7 +93,7 @@ func TestLostControlPlaneMakesUnreadyOnlyAfterLossLimit(t *testing.T) {
 	b.now = lost
 	b.markDisconnected("127.0.0.1:1", errors.New("connection refused"))
 	b.now = b.now.Add(time.Minute)
-	const why = "not connected to the control plane 127.0.0.1:1: connection refused; last good configuration 1m0s old"
+	const why = "not connected to the control plane 127.0.0.1:1: connection refused; last accepted configuration 1m0s old"
 	b.expect("by default", 1, 0, "ok "+why)
 	b.expect("before the limit", 1, 61*time.Second, "ok "+why)
 	b.expect("from the limit on", 1, time.Minute, why)

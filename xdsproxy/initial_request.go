@@ -49,7 +49,7 @@ func (t *typeState) knownVersions(hideVersions bool) map[string]string {
 	for _, p := range t.pending {
 		epoch, _ := splitNonce(p.nonce)
 		for _, one := range p.Resources {
-			if epoch == 0 && !hideVersions { // from the last good configuration: Envoy has accepted it before
+			if epoch == 0 && !hideVersions { // from the last accepted configuration: Envoy has accepted it before
 				known[one.Name] = one.Version
 			} else {
 				known[one.Name] = ""

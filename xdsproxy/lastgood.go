@@ -10,16 +10,16 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/lastgood"
 )
 
-// LastGood configures the storage of the last good configuration: the resources that Envoy has accepted. The zero value
-// disables the storage.
+// LastGood configures the storage of the last accepted configuration: the resources that Envoy has accepted. The zero
+// value disables the storage.
 type LastGood struct {
 	// Dirs are candidate directories; the first usable one is used. A directory must not contain other files.
 	Dirs []string
 	// MaxBytes limits the total size of the files; zero means lastgood.DefaultMaxBytes.
 	MaxBytes int64
 	// ConnectWait is how long a starting Envoy waits for a connection to a control plane before it receives the last
-	// good configuration; zero means 500 ms. If the last attempt to connect failed, Envoy does not wait. SilenceTimeout
-	// is how long it waits for a response on an open connection; zero means 3 s.
+	// accepted configuration; zero means 500 ms. If the last attempt to connect failed, Envoy does not wait.
+	// SilenceTimeout is how long it waits for a response on an open connection; zero means 3 s.
 	ConnectWait, SilenceTimeout time.Duration
 
 	saveDelay, maxSaveDelay time.Duration // set by tests; zero means the defaults of lastgood.Config
@@ -31,9 +31,9 @@ func (c *LastGood) setDefaults() {
 	c.MaxBytes = cmp.Or(c.MaxBytes, lastgood.DefaultMaxBytes)
 }
 
-// LastGoodStatus is the state of the last good configuration.
+// LastGoodStatus is the state of the last accepted configuration.
 type LastGoodStatus struct {
-	// Served reports that Envoy received the last good configuration, and no control plane has responded since.
+	// Served reports that Envoy received the last accepted configuration, and no control plane has responded since.
 	Served bool `json:"served"`
 	// UpToDate is when Envoy's configuration was last known to be that of the control plane. It is zero while a control
 	// plane is connected.
@@ -42,7 +42,7 @@ type LastGoodStatus struct {
 	Storage *lastgood.Status `json:"kept,omitempty"`
 }
 
-// openLastGood opens the store of the last good configuration. It returns nil if no directory is configured.
+// openLastGood opens the store of the last accepted configuration. It returns nil if no directory is configured.
 func (r *Relay) openLastGood() *lastgood.Store {
 	c := r.config.LastGood
 	if len(c.Dirs) == 0 {
@@ -72,7 +72,7 @@ func (l *statusTracker) lastGoodStatus() LastGoodStatus {
 	return LastGoodStatus{Served: l.lastGood, UpToDate: l.upToDate}
 }
 
-// registerLastGood registers the metrics of the last good configuration.
+// registerLastGood registers the metrics of the last accepted configuration.
 func (r *Relay) registerLastGood(registerer prometheus.Registerer) error {
 	if registerer == nil {
 		return nil
@@ -94,13 +94,13 @@ func (r *Relay) registerLastGood(registerer prometheus.Registerer) error {
 			return 0
 		}),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "pilotfish_xds_last_good_bytes", Help: "Size of the files of the last good configuration.",
+			Name: "pilotfish_xds_last_good_bytes", Help: "Size of the files of the last accepted configuration.",
 		}, func() float64 { return float64(stored().Bytes) }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "pilotfish_xds_last_good_failures_total", Help: "Failures to store the last good configuration, including hung disk operations. Saving then stops until Envoy's next stream.",
+			Name: "pilotfish_xds_last_good_failures_total", Help: "Failed and hung disk operations for the last accepted configuration. After a failed save or a hung operation, the agent saves nothing until Envoy's next stream.",
 		}, func() float64 { return float64(stored().Failures) }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "pilotfish_xds_last_good_served_total", Help: "Times that an Envoy received the last good configuration, because no control plane answered.",
+			Name: "pilotfish_xds_last_good_served_total", Help: "Times that an Envoy received the last accepted configuration, because no control plane answered.",
 		}, func() float64 { return float64(r.lastGoodServed.Load()) }),
 	} {
 		if err := registerer.Register(c); err != nil {

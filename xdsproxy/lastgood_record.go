@@ -18,27 +18,27 @@ var errRestarted = errors.New("the stream is restarted")
 // errSilent ends an upstream stream on which an awaited response did not arrive in time.
 var errSilent = errors.New("the control plane does not answer")
 
-// lastGoodRecord is the state of a session for serving the last good configuration to Envoy and for recording a new
+// lastGoodRecord is the state of a session for serving the last accepted configuration to Envoy and for recording a new
 // one. It is guarded by the session's mu, except isDue, timer, loading and loadWait, which only session.run uses.
 type lastGoodRecord struct {
 	id           lastgood.Identity
 	isIdentified bool // id is known, and the configuration of this client is to be stored
 	// hadConfig: Envoy already had configuration when its stream started.
 	hadConfig bool
-	// isComplete: Envoy has accepted everything that it requested, and does not need the last good configuration.
+	// isComplete: Envoy has accepted everything that it requested, and does not need the last accepted configuration.
 	isComplete bool
 
-	// isDue: no control plane has responded in time, so the last good configuration is to be served. isLoaded: it was
-	// requested from the store.
+	// isDue: no control plane has responded in time, so the last accepted configuration is to be served. isLoaded: it
+	// was requested from the store.
 	isDue, isLoaded bool
 	// timer fires when ConnectWait has passed.
 	timer <-chan time.Time
-	// loading receives the last good configuration; nil if the store is not loading it.
+	// loading receives the last accepted configuration; nil if the store is not loading it.
 	loading <-chan *lastgood.Snapshot
 	// loadWait fires when maxLoadWait has passed. While it is not nil, no connection to a control plane is used.
 	loadWait <-chan time.Time
-	// snapshot is the last good configuration while Envoy is served from it. It is closed when a control plane responds.
-	// upToDate is when it was last known to be that of the control plane.
+	// snapshot is the last accepted configuration while Envoy is served from it. It is closed when a control plane
+	// responds. upToDate is when it was last known to be that of the control plane.
 	snapshot *lastgood.Snapshot
 	upToDate time.Time
 

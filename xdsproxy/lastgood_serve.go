@@ -12,8 +12,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
-// maxStoredResponse is the size in bytes at which a response from the last good configuration is split. Clusters and
-// listeners in SotW are not split, because one response must contain them all.
+// maxStoredResponse is the size in bytes at which a response from the last accepted configuration is split. Clusters
+// and listeners in SotW are not split, because one response must contain them all.
 const maxStoredResponse = 1 << 20
 
 // maxLoadWait limits how long a session waits for the store before it uses a connection to a control plane. The disk may
@@ -23,7 +23,7 @@ const maxLoadWait = 5 * time.Second
 // maxSilenceDoublings limits how often SilenceTimeout is doubled. It is doubled after each silent upstream stream.
 const maxSilenceDoublings = 6
 
-// loadIfDue starts to load the last good configuration if Envoy needs it and no control plane is reachable. Before
+// loadIfDue starts to load the last accepted configuration if Envoy needs it and no control plane is reachable. Before
 // ConnectWait has passed, it returns a channel that fires at that time instead. Otherwise it returns nil.
 func (s *session) loadIfDue() <-chan time.Time {
 	s.mu.Lock()
@@ -43,7 +43,7 @@ func (s *session) loadIfDue() <-chan time.Time {
 	return nil
 }
 
-// serveLastGood sends the last good configuration to Envoy, unless a control plane has meanwhile sent everything.
+// serveLastGood sends the last accepted configuration to Envoy, unless a control plane has meanwhile sent everything.
 // snapshot is nil if nothing is stored.
 func (s *session) serveLastGood(snapshot *lastgood.Snapshot) error {
 	s.mu.Lock()
@@ -64,7 +64,7 @@ func (s *session) serveLastGood(snapshot *lastgood.Snapshot) error {
 	}
 	order := append([]string(nil), s.state.typeOrder...)
 	s.mu.Unlock()
-	s.relay.log.Info("Envoy receives the last good configuration, because no control plane answers",
+	s.relay.log.Info("Envoy receives the last accepted configuration, because no control plane answers",
 		"upToDate", snapshot.UpToDate, "resources", resources, "bytes", size)
 	s.relay.lastGoodServed.Add(1)
 	for _, typeURL := range order {
@@ -75,7 +75,7 @@ func (s *session) serveLastGood(snapshot *lastgood.Snapshot) error {
 	return nil
 }
 
-// needsLastGood reports whether Envoy needs the last good configuration: it started without configuration, and no
+// needsLastGood reports whether Envoy needs the last accepted configuration: it started without configuration, and no
 // control plane has sent all that it requested. The caller holds mu.
 func (s *session) needsLastGood() bool {
 	k := &s.record
@@ -125,7 +125,7 @@ func (s *session) sendStoredResponse(r wire.Response, f *wire.Message) error {
 			err = s.sendRewrittenStored(rewrite, job, changed, retries)
 		}
 		if err != nil && s.ctx.Err() == nil {
-			s.relay.log.Warn("a part of the last good configuration was skipped", "type", r.TypeURL, "reason", err)
+			s.relay.log.Warn("a part of the last accepted configuration was skipped", "type", r.TypeURL, "reason", err)
 		}
 	})
 	return nil
@@ -176,7 +176,7 @@ func (s *session) buildStored(typeURL string, names []string) (c storedResponse,
 	for len(names) > 0 && (isSingle || c.size < maxStoredResponse || typeURL == virtualHostType && routeName(names[0]) == last) {
 		last = routeName(names[0])
 		if err := c.addResource(s.proto, snapshot, typeURL, names[0]); err != nil {
-			s.relay.log.Warn("a part of the last good configuration was skipped", "type", typeURL, "name", names[0], "reason", err)
+			s.relay.log.Warn("a part of the last accepted configuration was skipped", "type", typeURL, "name", names[0], "reason", err)
 		}
 		names = names[1:]
 	}
@@ -257,8 +257,8 @@ func (t *typeState) extraNames(snapshot *lastgood.Snapshot) (names []string) {
 }
 
 // monitorSilence cancels an upstream stream with errSilent if an awaited response does not arrive in time. It does so
-// only while Envoy has no listeners, and only if the last good configuration or another control plane is available. If
-// a response arrives slowly, monitorSilence restarts the stream once, so that Envoy receives the last good
+// only while Envoy has no listeners, and only if the last accepted configuration or another control plane is available.
+// If a response arrives slowly, monitorSilence restarts the stream once, so that Envoy receives the last accepted
 // configuration meanwhile. The caller must call stop when the stream ends.
 func (s *session) monitorSilence(a *upstreamStream, cancel context.CancelCauseFunc) (stop func()) {
 	s.mu.Lock()
@@ -301,8 +301,8 @@ func (s *session) restartSlowStream(cancel context.CancelCauseFunc) bool {
 	return true
 }
 
-// recordStoredResponse records that a response from the last good configuration is sent to Envoy. The configuration was
-// last known to be that of the control plane at upToDate.
+// recordStoredResponse records that a response from the last accepted configuration is sent to Envoy. The configuration
+// was last known to be that of the control plane at upToDate.
 func (l *statusTracker) recordStoredResponse(r wire.Response, upToDate time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

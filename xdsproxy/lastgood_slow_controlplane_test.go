@@ -43,7 +43,7 @@ func startThrottledProxy(t *testing.T, address string, bytes int64, every time.D
 	return l.Addr().String()
 }
 
-// TestSlowControlPlaneDoesNotBlockEnvoy: the response takes seconds, and Envoy receives the last good configuration
+// TestSlowControlPlaneDoesNotBlockEnvoy: the response takes seconds, and Envoy receives the last accepted configuration
 // long before.
 func TestSlowControlPlaneDoesNotBlockEnvoy(t *testing.T) {
 	cp := newVersionedControlPlane()

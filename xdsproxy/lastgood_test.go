@@ -172,7 +172,7 @@ func (e *fakeEnvoy) expect(what string, want map[string]string) {
 // waitStored waits until the relay has saved the configuration later than since.
 func waitStored(t *testing.T, r *Relay, since time.Time) {
 	t.Helper()
-	testenv.Eventually(t, "the last good configuration is stored", func() error {
+	testenv.Eventually(t, "the last accepted configuration is stored", func() error {
 		if k := r.Status().LastGood.Storage; k == nil || !k.Saved.After(since) {
 			return fmt.Errorf("%+v", k)
 		}
@@ -229,7 +229,7 @@ func TestLastGoodIsServedWithoutControlPlane(t *testing.T) {
 	envoy = newFakeEnvoy(t, relay)
 	envoy.requestAll("a", "b")
 	envoy.expect("without a control plane", all)
-	if ok, reason := relay.Health(); !ok || !strings.Contains(reason, "last good configuration") {
+	if ok, reason := relay.Health(); !ok || !strings.Contains(reason, "last accepted configuration") {
 		t.Errorf("health = %v, %q", ok, reason)
 	}
 	st := relay.Status().LastGood

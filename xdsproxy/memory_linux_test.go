@@ -282,6 +282,6 @@ func TestServingLargeLastGoodUsesMemoryOnce(t *testing.T) {
 	grown := memory(t, pid, "VmHWM") - before
 	t.Logf("the relay used %[2]d MB for %[1]d MB", size>>20, grown>>20)
 	if size < 50<<20 || grown > size+size/2 {
-		t.Errorf("the relay used %[2]d MB for %[1]d MB of the last good configuration", size>>20, grown>>20)
+		t.Errorf("the relay used %[2]d MB for %[1]d MB of the last accepted configuration", size>>20, grown>>20)
 	}
 }

@@ -163,8 +163,8 @@ type Relay struct {
 	upstream   *upstream
 	appHealth  appHealth
 	localTypes map[string]LocalType
-	// store stores the last good configuration while Run runs; nil if it is not configured. lastGoodServed counts how
-	// often an Envoy received the last good configuration.
+	// store stores the last accepted configuration while Run runs; nil if it is not configured. lastGoodServed counts
+	// how often an Envoy received the last accepted configuration.
 	store          atomic.Pointer[lastgood.Store]
 	lastGoodServed atomic.Uint64
 	nonces         atomic.Uint64

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A control plane that is slow, for example 10 KB/s, is not replaced by the last good configuration. Envoy may receive
-// that meanwhile.
+// A control plane that is slow, for example 10 KB/s, is not replaced by the last accepted configuration. Envoy may
+// receive that meanwhile.
 func TestControlPlaneThatIsSlowIsNotSilent(t *testing.T) {
 	p := silenceDetector{timeout: 3 * time.Second}
 	for at := 3 * time.Second; at < 10*time.Minute; at += 3 * time.Second {

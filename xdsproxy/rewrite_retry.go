@@ -50,8 +50,8 @@ func (g *rewriteRetry) cancelRetry(typeURL, name string) {
 	}
 }
 
-// scheduleRetries starts a retry for each resource; the caller holds mu. If store is set, the results are stored as last
-// good configuration when Envoy accepts them.
+// scheduleRetries starts a retry for each resource; the caller holds mu. If store is set, the results are stored as
+// last accepted configuration when Envoy accepts them.
 func (s *session) scheduleRetries(rewrite Rewriter, job rewriteJob, resources []Resource, store bool) {
 	for _, r := range resources {
 		version := ""

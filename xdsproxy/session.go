@@ -158,7 +158,8 @@ func (s *session) run() error {
 	}
 }
 
-// allowLastGood allows the last good configuration to be served again after a control plane responded and then failed.
+// allowLastGood allows the last accepted configuration to be served again after a control plane responded and then
+// failed.
 func (s *session) allowLastGood() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -175,8 +176,8 @@ func (s *session) nextDelay(lifetime time.Duration) <-chan time.Time {
 	return time.After(s.streamBackoff.Next())
 }
 
-// waitLease waits for a connection to a control plane. Meanwhile it processes Envoy's requests and serves the last good
-// configuration if it is due. It returns nil when Envoy's stream ends.
+// waitLease waits for a connection to a control plane. Meanwhile it processes Envoy's requests and serves the last
+// accepted configuration if it is due. It returns nil when Envoy's stream ends.
 func (s *session) waitLease(delay <-chan time.Time) (*lease, error) {
 	ready := s.upstream.ready
 	if delay != nil {
@@ -252,7 +253,7 @@ func (s *session) processRequest(f *wire.Message, connected bool) *wire.Message 
 	return forward
 }
 
-// requestType returns the initial request for a type whose resources Envoy has received from the last good
+// requestType returns the initial request for a type whose resources Envoy has received from the last accepted
 // configuration. It returns nil if Envoy does not request the type.
 func (s *session) requestType(typeURL string) *wire.Message {
 	s.mu.Lock()

@@ -18,7 +18,7 @@ type Status struct {
 	EnvoyConnected bool `json:"envoyConnected"`
 	// Protocol is the protocol variant of Envoy's last stream: "delta" or "sotw".
 	Protocol string `json:"protocol,omitempty"`
-	// LastGood is the state of the last good configuration.
+	// LastGood is the state of the last accepted configuration.
 	LastGood *LastGoodStatus `json:"lastGood,omitempty"`
 	// Types are sorted by type URL.
 	Types []TypeStatus `json:"types,omitempty"`

@@ -43,7 +43,7 @@ type statusTracker struct {
 	loggedReasons map[string]string
 	lastResponse  time.Time
 	// upToDate is when Envoy's configuration was last known to be that of the control plane. lastGood: Envoy received
-	// the last good configuration, and no control plane has responded since.
+	// the last accepted configuration, and no control plane has responded since.
 	upToDate time.Time
 	lastGood bool
 	hasEnvoy bool

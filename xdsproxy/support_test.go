@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 }
 
 // relayProcessEnv makes the test binary a relay, whose memory can be measured: "SOCKET,CONTROL-PLANE", and optionally
-// the directory of its last good configuration.
+// the directory of its last accepted configuration.
 const relayProcessEnv = "PILOTFISH_TEST_RELAY"
 
 const clusterURL = clusterType

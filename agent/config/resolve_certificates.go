@@ -245,7 +245,7 @@ func (r *resolver) resolveWorkloadAPI() {
 	case strings.HasPrefix(address, "tcp://"):
 		c.WorkloadAPI = "passthrough:///" + strings.TrimPrefix(address, "tcp://")
 	case address != "":
-		r.env.addValueError("SPIFFE_ENDPOINT_SOCKET", address, "write unix:///run/spire/agent.sock, or tcp://127.0.0.1:8081")
+		r.env.addValueError("SPIFFE_ENDPOINT_SOCKET", address, "write a URL such as unix:///run/spire/agent.sock or tcp://127.0.0.1:8081")
 	}
 	if c.WorkloadAPI != "" {
 		r.env.addSetting("certificates.workloadAPI", c.WorkloadAPI, "environment SPIFFE_ENDPOINT_SOCKET or "+c.Socket)

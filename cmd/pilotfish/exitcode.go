@@ -18,7 +18,7 @@ const (
 	exitUsage    = 2 // wrong flags, invalid topology file, or no running mesh
 )
 
-// usageError is an error of the command line, which the user must correct.
+// usageError reports an invalid command line, which the user must correct. The exit code is exitUsage.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }

@@ -63,7 +63,8 @@ func (c *snapshotCheck) checkRules(v *snapshot.VirtualService) {
 	}
 }
 
-// withoutDelegates returns the rule without its delegates' routes, so that field paths refer to its document.
+// withoutDelegates returns a copy of the VirtualService with only the routes in its own document, without those of its
+// delegates. Field paths in findings then refer to that document.
 func withoutDelegates(v *snapshot.VirtualService) *snapshot.VirtualService {
 	written := *v
 	written.Spec = v.Resource.Spec.(*networking.VirtualService)

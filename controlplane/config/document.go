@@ -113,7 +113,7 @@ func (d *document) checkSize(root *yaml.Node) bool {
 	d.origin = d.nodePosition(root)
 	e := m.visit(root, 0)
 	if m.ok && e.values > m.written+maxExpansion {
-		m.fail(root, "", fmt.Sprintf("its aliases make it %d values, of which %d are written", e.values, m.written), "repeat less by alias")
+		m.fail(root, "", fmt.Sprintf("its aliases make it too large: %d values, of which only %d are written out", e.values, m.written), "use fewer aliases")
 	}
 	return m.ok
 }
@@ -183,7 +183,7 @@ func (m *sizeChecker) expandMergeKeys(n *yaml.Node) {
 		return
 	}
 	if m.merged += len(merged) / 2; m.merged > maxExpansion {
-		m.fail(n, "<<", fmt.Sprintf("merge keys make it more than %d fields", maxExpansion), "repeat less by alias")
+		m.fail(n, "<<", fmt.Sprintf("merge keys make it too large: they add more than %d fields", maxExpansion), "use fewer merge keys")
 		return
 	}
 	has := map[string]bool{}

@@ -27,7 +27,7 @@ func CheckLogFormat(format string) error {
 		}
 		command := logCommandPattern.FindStringSubmatch(format)
 		if command == nil {
-			return fmt.Errorf("%q does not begin a command: write a percent sign twice to have one", clipCommand(format, 24))
+			return fmt.Errorf("%q does not begin a command: write %%%% for a literal percent sign", clipCommand(format, 24))
 		}
 		if err := checkLogCommand(command[1], command[2], command[3]); err != nil {
 			return fmt.Errorf("%s: %w", clipCommand(command[0], 80), err)

@@ -30,7 +30,7 @@ func MemberNetworks(annotations map[string]string) (networks []netip.Prefix, err
 		}
 		network, parseErr := netip.ParsePrefix(item)
 		if parseErr != nil {
-			err = fmt.Errorf("%q is no network such as 10.1.0.0/16, and no address", item)
+			err = fmt.Errorf("%q is neither a network, such as 10.1.0.0/16, nor an IP address", item)
 			continue
 		}
 		networks = append(networks, network)

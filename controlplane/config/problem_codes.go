@@ -136,7 +136,7 @@ var codes = []CodeInfo{
 	{GatewayOverlap, "gateways overlap", "Two servers of Gateways for the same proxies claim one host on one port; the older one serves it.", "Remove the host from one of them."},
 	{GatewayPortMixed, "gateway port mixed", "Two servers of Gateways for the same proxies use one port with protocols that cannot share it.", "Use another port for one of them."},
 	{ServiceHostConflict, "service host conflict", "Two services claim one host; the older one is in force.", "Merge them, or limit each to its namespace by exportTo."},
-	{SharedAddress, "shared address", "Two services have one address: connections to a TCP port of both reach one of the two, by its rules.", "Change the address of one of them."},
+	{SharedAddress, "shared address", "Two services have the same address and the same TCP port: proxies treat all connections to it as connections to one of the two services.", "Change the address of one of them."},
 	{MultipleForWorkload, "several for one workload", "Several documents of a kind apply to the same workloads, where only one can be in force; the oldest is.", "Merge them, or use selectors that do not overlap."},
 	{DuplicateSubset, "duplicate subset", "Two DestinationRules of one namespace define a subset of one name for one host; that of the older one is in force.", "Rename or remove one."},
 	{WeightsNot100, "weights not 100", "The weights of a route do not add up to 100. They are used as proportions.", "Make them add up to 100 if they are percentages."},
@@ -152,7 +152,7 @@ var codes = []CodeInfo{
 	{StrictWithoutSidecar, "strict without sidecar", "STRICT mutual TLS is configured for a workload without a sidecar: it is not enforced.", "Add a sidecar to the workload (label security.istio.io/tlsMode: istio)."},
 	{MutualToPlaintext, "mutual TLS to plaintext", "A DestinationRule makes clients use the mesh's mutual TLS where no endpoint supports it: the requests fail.", "Remove trafficPolicy.tls, or add sidecars to the workloads."},
 	{PrincipalsUnprovable, "principals unprovable", "A policy matches principals or namespaces of clients where mutual TLS is disabled: no client can prove one.", "Enable mutual TLS there, or match by ipBlocks."},
-	{RequestUnverified, "request unverified", "A policy matches claims of a token where no RequestAuthentication verifies one: no request has them.", "Add a RequestAuthentication for the same workloads."},
+	{RequestUnverified, "request unverified", "A policy requires claims of a token, but no RequestAuthentication verifies tokens for its workloads: no request can meet the condition.", "Add a RequestAuthentication for the same workloads."},
 	{HTTPRuleOnTCP, "HTTP rule on TCP", "A policy matches HTTP attributes at a port that is not HTTP: an ALLOW rule never matches there (info), and a DENY rule ignores these attributes and refuses connections. Or it uses an HTTP provider for connections, which are denied.", "Limit the rule to the HTTP ports by to.operation.ports, or name the port http-…."},
 
 	{RejectedByEnvoy, "rejected by Envoy", "An Envoy rejected the resources that were generated from these documents; its previous resources stay in force.", "Check the reported documents, beginning with the first."},

@@ -124,8 +124,8 @@ func mappingField(mapping *yaml.Node, name string) *yaml.Node {
 // policyReader reads of a refused policy what identifies its workloads.
 type policyReader struct{ document }
 
-// misplacedField returns why the namespace or the selection may be another than the one that is read: a field that was
-// meant to name it is misspelt or in the wrong place.
+// misplacedField returns the reason if the policy may be meant for another namespace or other workloads than those that
+// were read: a field that specifies them is misspelt or in the wrong place. Otherwise it returns "".
 func (r *policyReader) misplacedField(h objectHeader) string {
 	namespace := mappingField(h.metadata, "namespace")
 	switch {
@@ -250,7 +250,8 @@ func denyAll(spec proto.Message) proto.Message {
 	return spec
 }
 
-// NewProblem returns the finding of a policy of which no version was accepted. inForce reports whether its denial is.
+// NewProblem returns the finding for a policy of which no version was accepted. inForce reports whether the policy's
+// Denial is in force.
 func (p *RefusedPolicy) NewProblem(on OnInvalidPolicy, inForce bool) Problem {
 	out := p.problem
 	out.Code, out.Value = PolicyNeverAccepted, ""
@@ -266,7 +267,7 @@ func (p *RefusedPolicy) NewProblem(on OnInvalidPolicy, inForce bool) Problem {
 		out.Message = never + "and it protects nothing: --on-invalid-policy=ignore is set"
 		out.Remedy = "correct the field; --on-invalid-policy=deny denies what it selects until then"
 	default:
-		out.Message = never + "and another refused document of this name is the one that denies"
+		out.Message = never + "and the denial of another refused document with this name is in force instead"
 		out.Remedy = "correct the field, and rename one of the two documents"
 	}
 	return out

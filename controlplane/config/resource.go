@@ -80,9 +80,10 @@ type Resource struct {
 	APIVersion  string
 	Labels      map[string]string
 	Annotations map[string]string
-	// Created orders resources of which the oldest wins, for example VirtualServices of one host. Ties are broken by
-	// namespace and name. Documents exported from a cluster have a creation time. Other documents in files have none
-	// and precede them. A program that puts a resource into a MemoryStore without one sets it to the current time.
+	// Created is the creation time. If resources conflict, for example VirtualServices of one host, the oldest takes
+	// precedence. Ties are broken by namespace and name. Documents exported from a cluster have a creation time. Other
+	// documents in files have none and precede them. A program that puts a resource into a MemoryStore without one sets
+	// it to the current time.
 	Created time.Time
 	// Origin is the position of the document; empty if it is not from a file.
 	Origin Position

@@ -177,18 +177,18 @@ func (d *document) checkSecret(spec *SecretSpec) {
 		d.refusePart(keyNames, "a private key without its certificate", "add tls.crt")
 	case len(spec.Key) > 0:
 		if err := checkPair(spec); err != nil {
-			d.refusePart(certificateNames, err.Error(), "put in a chain, its own certificate first, and the key of that one, both in PEM")
+			d.refusePart(certificateNames, err.Error(), "set tls.crt to the certificate chain, with the server's own certificate first, and tls.key to its private key, both in PEM")
 		}
 	}
 	if len(spec.Authorities) > 0 && (!x509.NewCertPool().AppendCertsFromPEM(spec.Authorities) || checkCertificates(spec.Authorities) != nil) {
-		d.refusePart(authorityNames, "not all of it can be read as certificates", "put in certificates of authorities in PEM")
+		d.refusePart(authorityNames, "not a list of valid certificates", "set CA certificates in PEM")
 	}
 	if len(spec.Revoked) > 0 {
 		d.checkRevoked(spec)
 	}
 	if len(spec.Registries) > 0 {
 		if err := checkRegistries(spec.Registries); err != nil {
-			d.refusePart([]string{registriesName}, err.Error(), "make it with kubectl create secret docker-registry, or as docker login writes it")
+			d.refusePart([]string{registriesName}, err.Error(), "create the Secret with kubectl create secret docker-registry, or use the file that docker login writes")
 		}
 	}
 }
@@ -237,7 +237,7 @@ func checkStrength(spec *SecretSpec) error {
 	switch key := pair.PrivateKey.(type) {
 	case *rsa.PrivateKey:
 		if bits := key.N.BitLen(); bits < 2048 {
-			return fmt.Errorf("an RSA key of %d bits: Envoy accepts none below 2048", bits)
+			return fmt.Errorf("an RSA key of %d bits: Envoy requires at least 2048 bits", bits)
 		}
 	case *ecdsa.PrivateKey:
 		if bits := key.Params().BitSize; bits < 256 {
@@ -249,20 +249,20 @@ func checkStrength(spec *SecretSpec) error {
 
 func (d *document) checkRevoked(spec *SecretSpec) {
 	if len(spec.Authorities) == 0 {
-		d.refusePart(revokedNames, "a list of revoked certificates without the authority's", "add ca.crt")
+		d.refusePart(revokedNames, "a certificate revocation list without its CA certificate", "add ca.crt")
 	}
 	blocks, err := pemtext.Blocks(spec.Revoked)
 	for i, block := range blocks {
 		if _, err := x509.ParseRevocationList(block.Bytes); err != nil || block.Type != "X509 CRL" {
-			d.refusePart(revokedNames, fmt.Sprintf("part %d cannot be read as a list of revoked certificates", i+1), "put in PEM blocks X509 CRL")
+			d.refusePart(revokedNames, fmt.Sprintf("part %d is not a certificate revocation list", i+1), "set PEM blocks of type X509 CRL")
 			return
 		}
 	}
 	switch {
 	case err != nil:
-		d.refusePart(revokedNames, err.Error(), "put in whole PEM blocks X509 CRL")
+		d.refusePart(revokedNames, err.Error(), "set complete PEM blocks of type X509 CRL")
 	case len(blocks) == 0:
-		d.refusePart(revokedNames, "no list of revoked certificates can be read of it", "put in PEM blocks X509 CRL")
+		d.refusePart(revokedNames, "it contains no certificate revocation list", "set PEM blocks of type X509 CRL")
 	}
 }
 

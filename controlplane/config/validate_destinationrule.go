@@ -128,7 +128,7 @@ func (s validator) checkZones(lb *networking.LoadBalancerSettings) {
 	}
 	at := s.field("zoneAwareLbSetting")
 	if lb.GetLocalityLbSetting() != nil {
-		at.refuse("", "excludes localityLbSetting", "keep one")
+		at.refuse("", "cannot be combined with localityLbSetting", "remove one of them")
 	}
 	if lb.GetConsistentHash() != nil {
 		at.warn("", "zone-aware routing has no effect with consistent hashing, which selects an endpoint in any zone", "remove one of the two settings")
@@ -190,7 +190,7 @@ func (s validator) checkConnectionPool(p *networking.ConnectionPoolSettings) {
 		at.field("http2KeepAlive").field("interval").checkMilliseconds(http.GetHttp2KeepAlive().GetInterval())
 		at.field("http2KeepAlive").field("timeout").checkMilliseconds(http.GetHttp2KeepAlive().GetTimeout())
 		if http.GetUseClientProtocol() && http.GetH2UpgradePolicy() == networking.ConnectionPoolSettings_HTTPSettings_UPGRADE {
-			at.field("useClientProtocol").refuse(true, "excludes h2UpgradePolicy: UPGRADE", "remove one of the two")
+			at.field("useClientProtocol").refuse(true, "cannot be combined with h2UpgradePolicy: UPGRADE", "remove one of the two")
 		}
 	}
 }

@@ -151,7 +151,7 @@ const maxHeader = 16 << 10
 // checkHeaderValue checks the value of a request or response header. Envoy also sets paths and hosts as headers.
 func (s validator) checkHeaderValue(value string) {
 	if strings.ContainsAny(value, "\r\n\x00") {
-		s.refuse(value, "a header's value has no line breaks", "remove them")
+		s.refuse(value, "a header's value must have no line breaks", "remove them")
 	}
 	// In Envoy's configuration a literal percent sign is written twice.
 	if size := len(value) + strings.Count(value, "%"); size > maxHeader {

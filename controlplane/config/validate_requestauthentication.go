@@ -35,7 +35,7 @@ func (s validator) checkTargets(selector *typev1beta1.WorkloadSelector, ref *typ
 		return
 	}
 	if selector != nil {
-		s.field("selector").refuse("", "excludes targetRefs", "keep either")
+		s.field("selector").refuse("", "cannot be combined with targetRef or targetRefs", "remove one of them")
 	}
 	if ref != nil {
 		s.field("targetRef").checkTarget(ref)
@@ -101,7 +101,7 @@ func (s validator) checkJWTRule(rule *security.JWTRule) {
 func (s validator) checkKeys(rule *security.JWTRule) {
 	switch {
 	case rule.GetJwks() != "" && rule.GetJwksUri() != "":
-		s.field("jwks").refuse("", "excludes jwksUri", "keep either")
+		s.field("jwks").refuse("", "cannot be combined with jwksUri", "remove one of them")
 	case rule.GetJwks() != "":
 		if len(rule.GetJwks()) > MaxKeySet {
 			s.field("jwks").refuse("", fmt.Sprintf("the keys have %d bytes; at most %d are allowed", len(rule.GetJwks()), MaxKeySet), "set fewer keys")

@@ -17,7 +17,7 @@ func validatePeerAuthentication(s validator, pa *security.PeerAuthentication) {
 	s.field("selector").checkSelector(pa.GetSelector())
 	ports := pa.GetPortLevelMtls()
 	if len(ports) > 0 && len(pa.GetSelector().GetMatchLabels()) == 0 {
-		s.field("portLevelMtls").refuse("", "port-level settings require a selector", "add a selector, or remove it")
+		s.field("portLevelMtls").refuse("", "port-level settings require a selector", "add a selector, or remove portLevelMtls")
 	}
 	for _, port := range slices.Sorted(maps.Keys(ports)) {
 		s.field("portLevelMtls").key(fmt.Sprint(port)).checkPort(port)
@@ -119,7 +119,7 @@ func (s validator) checkSource(source *security.Source) {
 	}
 	if len(lists["serviceAccounts"])+len(lists["notServiceAccounts"]) > 0 &&
 		len(lists["principals"])+len(lists["notPrincipals"])+len(lists["namespaces"])+len(lists["notNamespaces"]) > 0 {
-		s.field("serviceAccounts").refuse("", "excludes principals and namespaces", "use either")
+		s.field("serviceAccounts").refuse("", "cannot be combined with principals or namespaces", "use only one of them")
 	}
 }
 

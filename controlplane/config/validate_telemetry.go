@@ -118,7 +118,7 @@ func (s validator) checkTagOverride(tag string, o *telemetry.MetricsOverrides_Ta
 	switch value := o.GetValue(); {
 	case o.GetOperation() == telemetry.MetricsOverrides_TagOverride_REMOVE:
 		if value != "" {
-			s.field("value").refuse(value, "a tag that is removed has no value", "remove the value, or the operation")
+			s.field("value").refuse(value, "operation REMOVE does not allow a value", "remove the value, or the operation")
 		}
 	case value == "":
 		s.field("value").refuse("", "a tag needs a value", "set a CEL expression, or set operation: REMOVE")

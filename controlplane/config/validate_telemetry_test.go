@@ -83,7 +83,7 @@ func TestInvalidTelemetryAndPluginsAreRefused(t *testing.T) {
 		"header's name":  {"Telemetry", `tracing: [{customTags: {a: {header: {name: "a b"}}}}]`, expectedProblem{Error, "spec.tracing[0].customTags[a].header.name", "a b", "not the name of a header"}},
 		"formatter":      {"Telemetry", `tracing: [{customTags: {a: {formatter: {value: "%X%"}}}}]`, expectedProblem{Error, "spec.tracing[0].customTags[a].formatter.value", "%X%", "not all proxies"}},
 		"label's name":   {"Telemetry", `metrics: [{overrides: [{tagOverrides: {a-b: {value: "'x'"}}}]}]`, expectedProblem{Error, "spec.metrics[0].overrides[0].tagOverrides[a-b]", "a-b", "label"}},
-		"removed":        {"Telemetry", `metrics: [{overrides: [{tagOverrides: {a: {operation: REMOVE, value: x}}}]}]`, expectedProblem{Error, "spec.metrics[0].overrides[0].tagOverrides[a].value", "x", "has no value"}},
+		"removed":        {"Telemetry", `metrics: [{overrides: [{tagOverrides: {a: {operation: REMOVE, value: x}}}]}]`, expectedProblem{Error, "spec.metrics[0].overrides[0].tagOverrides[a].value", "x", "does not allow a value"}},
 		"without value":  {"Telemetry", `metrics: [{overrides: [{tagOverrides: {a: {}}}]}]`, expectedProblem{Error, "spec.metrics[0].overrides[0].tagOverrides[a].value", "", "needs a value"}},
 		"interval":       {"Telemetry", `metrics: [{reportingInterval: 5s}]`, expectedProblem{Warning, "spec.metrics[0].reportingInterval", "", "no effect"}},
 		"custom metric":  {"Telemetry", `metrics: [{overrides: [{match: {customMetric: x}}]}]`, expectedProblem{Warning, "spec.metrics[0].overrides[0].match.customMetric", "x", "only the standard metrics"}},

@@ -56,7 +56,8 @@ func nameAliases(sources []*source) []*source {
 	})
 }
 
-// internalNames maps each external name to whether a service of another type has that name.
+// internalNames maps each external name to true if the mesh has a service with that hostname that is not itself of type
+// ExternalName, otherwise to false.
 func internalNames(sources []*source, external map[string]*Service) map[string]bool {
 	inside := make(map[string]bool, len(external))
 	for _, s := range external {

@@ -98,7 +98,7 @@ func refusedFirstPolicies(t *testing.T) {
 	m.write("authentication.yaml", strings.Replace(refusedAuthentication, "STRICTT", "PERMISSIVE", 1))
 	expect("a corrected PeerAuthentication is in force", "vault", http.StatusOK)
 	if code, err := get("till"); code != http.StatusOK {
-		t.Errorf("the last good version is not in force: status %d (%v)", code, err)
+		t.Errorf("the last accepted version is not in force: status %d (%v)", code, err)
 	}
 	m.write("authorization.yaml", strings.Replace(refusedAuthorization, "name: guard", "name: Guard_2", 1))
 	expect("a policy without a valid name denies", "till", http.StatusForbidden)

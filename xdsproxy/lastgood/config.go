@@ -1,5 +1,5 @@
-// Package lastgood stores the last good configuration: the resources that Envoy has accepted. An Envoy that starts while
-// no control plane answers receives them.
+// Package lastgood stores the last accepted configuration: the resources that Envoy has accepted. An Envoy that starts
+// while no control plane answers receives them.
 //
 // There is one snapshot file per resource type. Accepted changes are collected in memory and saved some seconds after
 // the last change. The store then merges them with the current file into a new file, which replaces the current one

@@ -77,7 +77,7 @@ func (d *directory) removeRemnants() error {
 		case strings.HasPrefix(name, draftPrefix) || name == "configuration.log" || name == "configuration.new":
 			remnants = append(remnants, name)
 		default:
-			return fmt.Errorf("%s contains another file, %s: use an empty directory for the last good configuration", d.path, name)
+			return fmt.Errorf("%s contains another file, %s: use an empty directory for the last accepted configuration", d.path, name)
 		}
 	}
 	for _, name := range remnants {

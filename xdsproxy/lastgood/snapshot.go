@@ -137,7 +137,7 @@ func (s *Snapshot) Resource(typeURL, name string) (version string, content []byt
 	}
 	content = make([]byte, r.length)
 	if _, err := t.file.ReadAt(content, r.offset); err != nil {
-		return "", nil, false, fmt.Errorf("reading the last good configuration: %w", err)
+		return "", nil, false, fmt.Errorf("reading the last accepted configuration: %w", err)
 	}
 	return r.version, content, true, nil
 }

@@ -118,7 +118,7 @@ func (s *Store) open() {
 		if s.current != nil {
 			s.current.stop()
 		}
-		s.config.Logger.Warn("the last good configuration is not stored; an Envoy that starts will wait for a control plane",
+		s.config.Logger.Warn("the last accepted configuration is not stored; an Envoy that starts will wait for a control plane",
 			"error", err, "remedy", "make the directory writable, or configure another one")
 		return
 	}
@@ -141,12 +141,12 @@ func (s *Store) watchDisk(do func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.isHung = false
-	s.config.Logger.Info("the disk of the last good configuration works again; saving resumes with Envoy's next stream")
+	s.config.Logger.Info("the disk of the last accepted configuration works again; saving resumes with Envoy's next stream")
 }
 
 // fail stops the recording after an error; the caller holds mu.
 func (s *Store) fail(err error) {
-	s.config.Logger.Warn("the last good configuration is no longer saved; the files do not change, and Envoy still receives its configuration",
+	s.config.Logger.Warn("the last accepted configuration is no longer saved; the files do not change, and Envoy still receives its configuration",
 		"directory", s.status.Directory, "error", err, "remedy", "free disk space, check the file system, or configure another directory or size limit")
 	s.status.Failures++
 	s.status.Reason = err.Error()
@@ -203,7 +203,7 @@ func (s *Store) load(id Identity) *Snapshot {
 	s.save(true)
 	snapshot, err := s.dir.load(id)
 	if err != nil {
-		s.config.Logger.Warn("the last good configuration cannot be used; Envoy waits for a control plane", "error", err)
+		s.config.Logger.Warn("the last accepted configuration cannot be used; Envoy waits for a control plane", "error", err)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.status.Failures++

@@ -208,7 +208,7 @@ func TestRefusedDocumentRetainsLastGoodVersion(t *testing.T) {
 	f.write("a.yaml", strings.Replace(service("a", 80), "port:", "prot:", 1)+"---\n"+service("b", 81))
 	f.waitFor("the other document is in force", func() bool { return portOf(f, "b") == 81 })
 	if portOf(f, "a") != 80 {
-		t.Error("the last good version is not in force any more")
+		t.Error("the last accepted version is not in force any more")
 	}
 	if d := f.document("a"); d.State != Stale || !d.Since.Equal(since) || d.At.Line != 1 {
 		t.Errorf("document is %+v", d)
@@ -218,7 +218,7 @@ func TestRefusedDocumentRetainsLastGoodVersion(t *testing.T) {
 	}
 
 	f.write("a.yaml", service("b", 81))
-	f.waitFor("the bad document is removed, and its last good version with it", func() bool { return f.Get(serviceKey("a")) == nil })
+	f.waitFor("the bad document is removed, and its last accepted version with it", func() bool { return f.Get(serviceKey("a")) == nil })
 	if p := listErrors(f.Problems()); len(p) != 0 {
 		t.Errorf("problems are %v", p)
 	}
@@ -265,7 +265,7 @@ func TestMovedAndRefusedDocumentRetainsLastGoodVersion(t *testing.T) {
 	f.write("a.yaml", service("a", 81))
 	f.waitFor("the file it moved from is read", func() bool { return portOf(f, "a") == 81 })
 	if portOf(f, "b") != 80 {
-		t.Error("the last good version is not in force any more")
+		t.Error("the last accepted version is not in force any more")
 	}
 }
 

@@ -183,7 +183,7 @@ func removeFile(file string) error {
 // restore loads the versions of an earlier process.
 func (s *Store) restore() {
 	for _, err := range s.lastAccepted.load(s.parser) {
-		s.log.Warn("the last good version of a refused document was lost in the restart: the document has no effect until it is fixed",
+		s.log.Warn("the last accepted version of a refused document was lost in the restart: the document has no effect until it is fixed",
 			"file", s.lastAccepted.file, "err", err)
 	}
 }
@@ -192,7 +192,7 @@ func (s *Store) restore() {
 func (s *Store) endRestore() {
 	s.lastAccepted.byPath, s.lastAccepted.byKey = nil, nil
 	if n := len(s.retainedDocuments()); n > 0 {
-		s.log.Warn("refused documents have their last good version in force, restored after the restart", "documents", n)
+		s.log.Warn("refused documents have their last accepted version in force, restored after the restart", "documents", n)
 	}
 }
 
@@ -247,7 +247,7 @@ func (s *Store) saveRetained() {
 		failure = describeWriteError(err)
 	}
 	if failure != "" && failure != s.lastAccepted.failure {
-		s.log.Warn("the last good versions of refused documents cannot be stored for a restart: fix the documents before one, or the file's directory",
+		s.log.Warn("the last accepted versions of refused documents cannot be stored for a restart: fix the documents before one, or the file's directory",
 			"file", s.lastAccepted.file, "err", failure)
 	}
 	if failure != "" || len(documents) > 0 { // an empty save does not prove that writing works

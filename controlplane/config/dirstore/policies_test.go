@@ -137,7 +137,7 @@ func TestDenialIsNotStoredAsALastGoodVersion(t *testing.T) {
 	s.start()
 	s.scan(nil)
 	if _, err := os.Stat(file); !os.IsNotExist(err) {
-		t.Errorf("the file of last good versions is there: %v", err)
+		t.Errorf("the file of last accepted versions is there: %v", err)
 	}
 }
 
