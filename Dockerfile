@@ -5,6 +5,8 @@
 #   docker build -t pilotfish/cni --target cni .
 #   docker build -t pilotfish/proxy --build-arg ENVOY_IMAGE=envoyproxy/envoy:distroless-v1.40.0@sha256:... .
 #
+# If ENVOY_IMAGE contains another version of Envoy, also set ENVOY_VERSION.
+#
 # The default of ENVOY_IMAGE has no digest; docs/container.md explains how to pin it. Programs belong to root, so that the
 # pod's user cannot replace them.
 
@@ -21,6 +23,9 @@ RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags grpcnotrace \
       -ldflags "-s -w -X github.com/pilotfish-mesh/pilotfish/version.Version=${VERSION} -X github.com/pilotfish-mesh/pilotfish/version.Commit=${COMMIT}" \
       -o /out/ ./cmd/pilotfish-agent ./cmd/pilotfish-iptables ./cmd/pilotfish-cni ./cmd/pilotfish-cni-install ./cmd/pilotfish-cni-tombstone
 RUN mkdir /empty
+# With the version, the agent writes the bootstrap for exactly this Envoy. It warns if ENVOY_IMAGE contains another one.
+ARG ENVOY_VERSION=1.40.0
+RUN echo "${ENVOY_VERSION}" >/out/envoy.version
 
 # The node agent runs as root, because it changes the node's files and the pods' namespaces. It copies the plugin to the node.
 FROM scratch AS cni
@@ -41,6 +46,7 @@ COPY --from=build --chown=1337:1337 --chmod=0755 /empty/ /var/run/secrets/worklo
 COPY --from=build --chown=0:0 --chmod=0755 /out/pilotfish-agent /usr/local/bin/pilotfish-agent
 # `pilotfish-agent iptables` executes this program, which starts faster.
 COPY --from=build --chown=0:0 --chmod=0755 /out/pilotfish-iptables /usr/local/bin/pilotfish-iptables
+COPY --from=build --chown=0:0 --chmod=0755 /out/envoy.version /usr/local/bin/envoy.version
 # Injection templates of Istio start the agent by this name.
 COPY --from=build --chown=0:0 --chmod=0755 /out/pilotfish-agent /usr/local/bin/pilot-agent
 ENV ENVOY_PATH=/usr/local/bin/envoy

@@ -90,8 +90,7 @@ func (e *envoySupervisor) run(ctx context.Context) error {
 	e.removeStaleAdminSockets()
 	defer e.removeAdminSockets()
 	defer e.upgrades.start(ctx)()
-	e.Logger.Info("starting Envoy", "path", binary.Path, "version", binary.Version, "found", binary.Source)
-	e.warnOfAdvisories(binary)
+	e.logStart(binary)
 	budget := envoyBudget()
 	for {
 		ended, err := e.runOnce(ctx, binary)
@@ -103,6 +102,9 @@ func (e *envoySupervisor) run(ctx context.Context) error {
 			e.setStopError(ended, exit)
 			return nil
 		}
+		if err := e.checkEndedVersion(ctx, ended); err != nil {
+			return err
+		}
 		wait, again := budget.RecordFailure(time.Now())
 		if !again && e.countGivenUp() > 0 {
 			wait, again = budget.MaxWait, true // an Envoy that the kernel has not ended may still occupy the ports
@@ -112,7 +114,7 @@ func (e *envoySupervisor) run(ctx context.Context) error {
 			e.recordEnd(ended, exit)
 			return &EnvoyEndedError{Exit: exit, Restarts: e.restartCount()}
 		}
-		binary = ended.binary // an upgrade may have changed the binary
+		binary = ended.binary() // an upgrade may have changed the binary
 		if before != nil {
 			binary = *before
 			e.Logger.Error("the new Envoy exited while the old one drained; restarting the old version", "version", binary.Version)
@@ -122,16 +124,6 @@ func (e *envoySupervisor) run(ctx context.Context) error {
 			return nil
 		}
 	}
-}
-
-// warnOfAdvisories logs the known vulnerabilities of an Envoy version.
-func (e *envoySupervisor) warnOfAdvisories(binary envoy.Binary) {
-	report := binary.Version.Advisories()
-	if report.IsEmpty() || e.Config.Envoy.IgnoreAdvisories {
-		return
-	}
-	e.Logger.Warn("this Envoy has known vulnerabilities", "version", binary.Version, "advisories", report.Attacks(),
-		"remedy", report.Remedy()+"; ENVOY_ADVISORY_WARNING=false silences this for a build with backported fixes")
 }
 
 // recordEnd records an unexpected or unclean exit, and writes a crash report for a nonzero exit code.
@@ -177,18 +169,15 @@ func (e *envoySupervisor) setStopError(i *envoyInstance, x envoy.Exit) {
 	e.stopErr = &EnvoyEndedError{Exit: x, Restarts: e.restarts}
 }
 
-func (e *envoySupervisor) find(ctx context.Context) (envoy.Binary, error) {
-	return e.Config.Envoy.Find(ctx)
-}
-
 // runOnce starts an Envoy and returns the current instance after its exit. Upgrades may have replaced the started
 // instance.
 func (e *envoySupervisor) runOnce(ctx context.Context, binary envoy.Binary) (*envoyInstance, error) {
 	i, err := e.startFirst(binary)
 	if err != nil {
-		return nil, err
+		return nil, e.explainStartError(ctx, binary, err)
 	}
 	e.setCurrent(i, "")
+	_ = e.upgrades.goWhileRunning(func() { e.checkVersion(ctx, i) }) // fails if the shutdown has begun
 	i = e.superviseCurrent(ctx)
 	e.setCurrent(nil, fmt.Sprintf("Envoy ended: %s", i.waitEnd()))
 	i.waitAndCleanUp(e.Logger)

@@ -32,7 +32,6 @@ var stateRank = map[envoyState]int{stateStarting: 1, stateRunning: 2, stateDrain
 
 // envoyInstance is one Envoy process with its admin client.
 type envoyInstance struct {
-	binary        envoy.Binary
 	epoch         int // number of Envoys that the agent started before this one
 	process       *envoy.Process
 	admin         *envoy.Admin
@@ -53,9 +52,14 @@ type envoyInstance struct {
 	// predecessor is the Envoy that this one replaces, until it has exited.
 	predecessor atomic.Pointer[envoyInstance]
 
-	mu    sync.Mutex
-	state envoyState
-	since time.Time
+	// versionKnown is closed when the version is confirmed or cannot be confirmed; see checkVersion.
+	versionKnown chan struct{}
+
+	mu         sync.Mutex
+	state      envoyState
+	since      time.Time
+	file       envoy.Binary // see binary
+	versionErr error        // why the version is not suitable; set before versionKnown is closed
 }
 
 // launchSpec contains the parameters with which an Envoy is started.
@@ -79,9 +83,12 @@ func (e *envoySupervisor) start(l launchSpec) (*envoyInstance, error) {
 	}
 	admin := envoy.NewAdmin(l.bootstrap.AdminAddress())
 	i := &envoyInstance{
-		binary: l.binary, epoch: e.upgrades.nextEpoch(), process: process, pids: &e.envoyPIDs, admin: admin, onStateChange: e.onStateChange,
+		file: l.binary, versionKnown: make(chan struct{}), epoch: e.upgrades.nextEpoch(), process: process, pids: &e.envoyPIDs, admin: admin, onStateChange: e.onStateChange,
 		ready: envoy.NewReadiness(envoy.ReadinessConfig{Admin: admin, Dynamic: true}),
 		args:  l.args, bootstrap: l.bootstrap, hotRestart: l.hotRestart, generation: l.generation,
+	}
+	if !l.binary.Unconfirmed {
+		close(i.versionKnown)
 	}
 	i.hotRestart.addMember()
 	i.setState(stateStarting)
@@ -112,6 +119,13 @@ func (i *envoyInstance) setState(s envoyState) {
 	}
 }
 
+// binary returns the binary, whose version may not be known yet.
+func (i *envoyInstance) binary() envoy.Binary {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.file
+}
+
 // status returns the state and the time of its last change.
 func (i *envoyInstance) status() (envoyState, time.Time) {
 	i.mu.Lock()
@@ -132,6 +146,9 @@ func (i *envoyInstance) condition(ctx context.Context) health.Condition {
 		return health.Condition{OK: state == stateRunning, Reason: "the new Envoy of a hot restart uses the admin address"}
 	}
 	c := i.ready.Condition(ctx)
+	if c.OK {
+		c = i.addVersionProblem(ctx, c)
+	}
 	if c.OK {
 		i.setState(stateRunning)
 	}

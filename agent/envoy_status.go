@@ -88,7 +88,7 @@ func (e *envoySupervisor) fillStatus(s *envoyStatus) {
 	if i := e.current; i != nil {
 		s.State, s.Since = i.status()
 		s.Reason = ""
-		s.PID, s.Epoch, s.Path, s.Version = i.process.PID(), i.epoch, i.binary.Path, i.binary.Version.String()
+		s.PID, s.Epoch, s.Path, s.Version = i.process.PID(), i.epoch, i.binary().Path, versionText(i.binary())
 	}
 	for i := range e.givenUp {
 		_, since := i.status()

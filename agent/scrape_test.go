@@ -70,6 +70,14 @@ func TestScrapeJoinsEnvoyApplicationsAndAgent(t *testing.T) {
 		}
 	}
 	whole("the status port", body)
+	for _, drainOnly := range []string{"downstream_cx_active", "downstream_rq_active", "downstream_cx_tx_bytes_buffered"} {
+		if strings.Contains(body, drainOnly) {
+			t.Errorf("the scrape contains statistics that only the drain needs: %s", drainOnly)
+		}
+		if _, direct, err := r.http("GET", "15000/stats/prometheus"); err != nil || !strings.Contains(direct, drainOnly) {
+			t.Errorf("Envoy does not have the statistic %s, %v", drainOnly, err)
+		}
+	}
 
 	if _, err := secureGet(s, 15092, nil); err == nil {
 		t.Error("metrics for a client without a certificate")

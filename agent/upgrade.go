@@ -210,6 +210,8 @@ func (e *envoySupervisor) checkUpgrade() (*envoyInstance, error) {
 		return nil, errors.New("the proxy is draining")
 	case i == nil:
 		return nil, errors.New("no Envoy is running")
+	case i.binary().Unconfirmed:
+		return nil, errors.New("the running Envoy is starting and has not reported its version yet; try again later")
 	}
 	if s := e.relay.Status(); !s.Connected {
 		return nil, fmt.Errorf("a new Envoy would not receive its configuration: no connection to the control plane (%s)", s.Reason)
@@ -259,7 +261,7 @@ func (t *upgradeRun) checkHotRestart(ctx context.Context) error {
 	if ok, reason := t.old.checkReady(ctx); !ok {
 		return fmt.Errorf("the running Envoy is not ready: %s", reason)
 	}
-	from, err := envoy.HotRestartVersion(ctx, t.old.binary.Path)
+	from, err := envoy.HotRestartVersion(ctx, t.old.binary().Path)
 	if err != nil {
 		return err
 	}
@@ -268,7 +270,7 @@ func (t *upgradeRun) checkHotRestart(ctx context.Context) error {
 		return err
 	}
 	if from != to {
-		return fmt.Errorf("hot restart version %s of Envoy %s and %s of Envoy %s are not compatible", from, t.old.binary.Version, to, t.binary.Version)
+		return fmt.Errorf("hot restart version %s of Envoy %s and %s of Envoy %s are not compatible", from, t.old.binary().Version, to, t.binary.Version)
 	}
 	return nil
 }

@@ -40,7 +40,7 @@ func (t *upgradeRun) drainAndStopOld(next, old *envoyInstance) (why string) {
 	t.absorbParentMessages(next, old)
 	old.waitAndCleanUp(t.Logger)
 	if exit.HungThreads == "" {
-		t.Logger.Info("the old Envoy has exited", "version", old.binary.Version, "pid", old.process.PID(), "because", why, "exit", exit.String())
+		t.Logger.Info("the old Envoy has exited", "version", old.binary().Version, "pid", old.process.PID(), "because", why, "exit", exit.String())
 	}
 	return why
 }

@@ -42,7 +42,7 @@ func (t *upgradeRun) run(ctx context.Context) error {
 		t.upgrades.results.WithLabelValues(upgradeRefused).Inc()
 		return err
 	}
-	t.Logger.Info("upgrade started", "from", t.old.binary.Version, "to", t.binary.Version, "path", t.binary.Path, "way", t.way)
+	t.Logger.Info("upgrade started", "from", t.old.binary().Version, "to", t.binary.Version, "path", t.binary.Path, "way", t.way)
 	t.warnOfAdvisories(t.binary)
 	next, err := t.startNew(ctx)
 	if err != nil {
@@ -51,7 +51,7 @@ func (t *upgradeRun) run(ctx context.Context) error {
 	}
 	t.mu.Lock()
 	t.report = UpgradeReport{
-		From: t.old.binary.Version.String(), To: t.binary.Version.String(), Way: t.way,
+		From: t.old.binary().Version.String(), To: t.binary.Version.String(), Way: t.way,
 		PID: next.process.PID(), Took: time.Since(started).Round(time.Millisecond),
 	}
 	t.mu.Unlock()
@@ -72,7 +72,7 @@ func (t *upgradeRun) recordResult(next *envoyInstance) error {
 	case <-next.process.Done():
 		if t.upgrades.lifeCtx.Err() == nil {
 			t.upgrades.results.WithLabelValues(upgradeBack).Inc()
-			err := fmt.Errorf("Envoy %s ended while the old one drained: %s; restarting Envoy %s", t.binary.Version, next.waitEnd(), t.old.binary.Version)
+			err := fmt.Errorf("Envoy %s ended while the old one drained: %s; restarting Envoy %s", t.binary.Version, next.waitEnd(), t.old.binary().Version)
 			return httpError{err, http.StatusBadGateway}
 		}
 	default:
@@ -118,7 +118,7 @@ func (t *upgradeRun) contextWhileOldRuns(ctx context.Context) (context.Context, 
 		select {
 		case <-ctx.Done():
 		case <-t.old.process.Done():
-			cancel(fmt.Errorf("the serving Envoy %s has exited", t.old.binary.Version))
+			cancel(fmt.Errorf("the serving Envoy %s has exited", t.old.binary().Version))
 		}
 	}()
 	return ctx, func() { cancel(nil) }
@@ -200,7 +200,7 @@ const probationTime = time.Second
 // replaceUnlessEnding makes next the current instance. It returns false if the agent is stopping or the old Envoy has
 // exited.
 func (t *upgradeRun) replaceUnlessEnding(next *envoyInstance) bool {
-	next.fallback.Store(&t.old.binary)
+	next.fallback.Store(new(t.old.binary()))
 	next.predecessor.Store(t.old)
 	if t.upgrades.lifeCtx.Err() != nil || !t.replaceCurrent(t.old, next, "") {
 		return false
@@ -220,21 +220,21 @@ func (t *upgradeRun) rollBack(failure error) error {
 	}
 	_, err := t.ensureBootstrap(t.old.bootstrap)
 	if t.way == HandOver {
-		return errors.Join(fmt.Errorf("%w; Envoy %s continues unchanged", failure, t.old.binary.Version), err)
+		return errors.Join(fmt.Errorf("%w; Envoy %s continues unchanged", failure, t.old.binary().Version), err)
 	}
 	err = errors.Join(err, t.old.hotRestart.config.ClearInitializingFlag())
 	if err == nil && t.oldHasAdmin() {
 		t.old.adminLost.Store(false)
-		return fmt.Errorf("%w; Envoy %s continues unchanged", failure, t.old.binary.Version)
+		return fmt.Errorf("%w; Envoy %s continues unchanged", failure, t.old.binary().Version)
 	}
 	if err == nil && t.upgrades.lifeCtx.Err() == nil {
 		err = t.restartOld()
 	}
 	if err != nil {
 		result = upgradeLost
-		return fmt.Errorf("%w; Envoy %s continues to serve, but without its admin interface: %w", failure, t.old.binary.Version, err)
+		return fmt.Errorf("%w; Envoy %s continues to serve, but without its admin interface: %w", failure, t.old.binary().Version, err)
 	}
-	return fmt.Errorf("%w; Envoy %s serves again", failure, t.old.binary.Version)
+	return fmt.Errorf("%w; Envoy %s serves again", failure, t.old.binary().Version)
 }
 
 // oldHasAdmin reports whether the old Envoy still listens on the admin address: the new one may have failed before the
@@ -250,8 +250,8 @@ func (t *upgradeRun) oldHasAdmin() bool {
 
 // restartOld hot-restarts the old binary, because the old process cannot open its admin listener again.
 func (t *upgradeRun) restartOld() error {
-	t.Logger.Warn("the old Envoy lost its admin listener to the failed new one; restarting the old version", "version", t.old.binary.Version)
-	again, err := t.startAlongside(t.old.binary)
+	t.Logger.Warn("the old Envoy lost its admin listener to the failed new one; restarting the old version", "version", t.old.binary().Version)
+	again, err := t.startAlongside(t.old.binary())
 	if err != nil {
 		return err
 	}

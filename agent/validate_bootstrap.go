@@ -77,7 +77,7 @@ func validationMark(binary envoy.Binary, o envoy.Options, secret string) (string
 
 // ValidateBootstrap runs the configured Envoy binary to check the bootstrap. verdict is a message for users.
 func ValidateBootstrap(ctx context.Context, c *config.Config) (verdict string, err error) {
-	binary, err := c.Envoy.Find(ctx)
+	binary, err := envoy.Find(ctx, c.Envoy.FindOptions())
 	if err != nil {
 		return "", err
 	}

@@ -17,6 +17,10 @@ import (
 
 const loadStatsMetadata = "LOAD_STATS_CONFIG_JSON"
 
+// profilePath is the file to which Envoy's admin interface writes CPU profiles, if Envoy was built with a profiler. It is
+// in the volume of Istio's sidecars that Envoy's user may write to.
+const profilePath = "/var/lib/istio/data/envoy.prof"
+
 // Build returns the bootstrap for c. It ignores Override and Custom. The result is deterministic.
 func Build(c Config) (*bootstrapv3.Bootstrap, error) {
 	b, a, err := assemble(c)
@@ -48,8 +52,10 @@ func assemble(c Config) (*bootstrapv3.Bootstrap, *anyBuilder, error) {
 		StatsConfig:         stats,
 		StatsSinks:          statsSinks(c, a),
 		OverloadManager:     overloadManager(c, a),
-		Admin:               &bootstrapv3.Admin{Address: c.adminListener()},
+		Admin:               &bootstrapv3.Admin{Address: c.adminListener(), ProfilePath: profilePath},
 		ClusterManager:      clusterManager(c, a),
+		// Envoy creates the statistics of a cluster's traffic when the first request uses the cluster.
+		DeferredStatOptions: &bootstrapv3.Bootstrap_DeferredStatOptions{EnableDeferredCreationStats: true},
 		//lint:ignore SA1019 control planes, such as Istio's, expect the tracer in the bootstrap
 		Tracing:          httpTracing(c, a),
 		DynamicResources: dynamicResources(c),

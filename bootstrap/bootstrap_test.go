@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -357,6 +358,34 @@ func TestConnectionLimitIsThatOfTheMostSpecificSetting(t *testing.T) {
 	} {
 		if got != want {
 			t.Errorf("the limit is %d, want %d", got, want)
+		}
+	}
+}
+
+func TestDrainOnlyStatisticsAreThoseThatUsersDoNotSelect(t *testing.T) {
+	all := []string{"_" + activeConnections, "_" + activeRequests, "_" + unsentBytes}
+	for name, c := range map[string]struct {
+		matcher     *meshv1.ProxyConfig_ProxyStatsMatcher
+		annotations map[string]string
+		override    string
+		want        []string
+	}{
+		"default":             {want: all},
+		"other statistics":    {matcher: &meshv1.ProxyConfig_ProxyStatsMatcher{InclusionPrefixes: []string{"cluster.outbound"}, InclusionSuffixes: []string{"upstream_rq_time"}}, want: all},
+		"suffix":              {matcher: &meshv1.ProxyConfig_ProxyStatsMatcher{InclusionSuffixes: []string{"downstream_cx_active"}}, want: all[1:]},
+		"shorter suffix":      {annotations: map[string]string{annotationSuffixes: "_active"}, want: all[2:]},
+		"prefix":              {matcher: &meshv1.ProxyConfig_ProxyStatsMatcher{InclusionPrefixes: []string{"http.inbound"}}},
+		"every statistic":     {matcher: &meshv1.ProxyConfig_ProxyStatsMatcher{InclusionRegexps: []string{".*"}}},
+		"annotation replaces": {matcher: &meshv1.ProxyConfig_ProxyStatsMatcher{InclusionSuffixes: []string{"_active"}}, annotations: map[string]string{annotationSuffixes: "x"}, want: all},
+		"customized":          {override: "{}"},
+	} {
+		config := sidecar()
+		config.ProxyConfig.ProxyStatsMatcher, config.Annotations = c.matcher, c.annotations
+		if c.override != "" {
+			config.Override = []byte(c.override)
+		}
+		if got := DrainOnlyStats(config); !slices.Equal(got, c.want) {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
 		}
 	}
 }

@@ -69,6 +69,7 @@ func agentAddress(c Config) *corev3.Address {
 func newStaticCluster(name string, address *corev3.Address, connectTimeout time.Duration) *clusterv3.Cluster {
 	return &clusterv3.Cluster{
 		Name:                 name,
+		AltStatName:          statName(name),
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
 		ConnectTimeout:       durationpb.New(connectTimeout),
 		LoadAssignment: &endpointv3.ClusterLoadAssignment{
@@ -83,6 +84,10 @@ func newStaticCluster(name string, address *corev3.Address, connectTimeout time.
 		},
 	}
 }
+
+// statName returns the name of a cluster in statistics. Istio's control plane ends the names of its clusters with the same
+// separator.
+func statName(cluster string) string { return cluster + ";" }
 
 func grpcCluster(name, socket string, options *upstreamhttpv3.HttpProtocolOptions, a *anyBuilder) *clusterv3.Cluster {
 	c := newStaticCluster(name, pipe(socket), time.Second)
@@ -140,6 +145,7 @@ func (c Config) usesSelfDiscovery() bool {
 func newLocalCluster() *clusterv3.Cluster {
 	return &clusterv3.Cluster{
 		Name:                 localCluster,
+		AltStatName:          statName(localCluster),
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
 		ConnectTimeout:       durationpb.New(time.Second),
 		EdsClusterConfig: &clusterv3.Cluster_EdsClusterConfig{EdsConfig: &corev3.ConfigSource{

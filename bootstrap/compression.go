@@ -27,6 +27,11 @@ var encodings = []encoding{
 	{"gzip", func() proto.Message { return &gzipv3.Gzip{} }},
 }
 
+// metricsContentTypes are the content types of metrics. Envoy compresses only some of them by default.
+var metricsContentTypes = []string{
+	"text/plain", "application/vnd.google.protobuf", "application/openmetrics-text", "application/openmetrics-protobuf",
+}
+
 // compressors returns filters for the encodings in the pod's annotation. Without the annotation, it returns filters for
 // all encodings, or none if ProxyConfig disables compression.
 func compressors(c Config, a *anyBuilder) []*hcmv3.HttpFilter {
@@ -44,8 +49,12 @@ func compressors(c Config, a *anyBuilder) []*hcmv3.HttpFilter {
 			Name: "envoy.filters.http.compressor." + e.name,
 			ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: a.add(&compressorv3.Compressor{
 				CompressorLibrary: &corev3.TypedExtensionConfig{
-					Name:        "envoy.compression." + e.name + ".compressor",
+					Name:        "stats_" + e.name,
 					TypedConfig: a.add(e.library()),
+				},
+				ResponseDirectionConfig: &compressorv3.Compressor_ResponseDirectionConfig{
+					//lint:ignore SA1019 Envoy 1.36 does not have the successor of this field
+					CommonConfig: &compressorv3.Compressor_CommonDirectionConfig{ContentType: metricsContentTypes},
 				},
 			})},
 		})

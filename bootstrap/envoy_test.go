@@ -160,11 +160,11 @@ func TestNamesInStatisticsAreLabelsHoweverTheyEnd(t *testing.T) {
 			run(t, version, c)
 			stats, err := get(c.StatsURL())
 			for _, want := range []string{
-				`envoy_cluster_upstream_cx_total{cluster_name="outbound|80||new.books.svc.cluster.local"} 0`,
-				`envoy_cluster_upstream_cx_total{cluster_name="outbound|80||old.books.svc.cluster.local"} 0`,
-				`envoy_cluster_upstream_cx_total{cluster_name="outbound|80||example.com"} 0`,
-				`envoy_cluster_upstream_cx_total{cluster_name="PassthroughCluster"} 0`,
-				`envoy_cluster_upstream_cx_total{cluster_name="xds-grpc"} `,
+				`envoy_cluster_membership_total{cluster_name="outbound|80||new.books.svc.cluster.local"} 0`,
+				`envoy_cluster_membership_total{cluster_name="outbound|80||old.books.svc.cluster.local"} 0`,
+				`envoy_cluster_membership_total{cluster_name="outbound|80||example.com"} 0`,
+				`envoy_cluster_membership_total{cluster_name="PassthroughCluster"} 0`,
+				`envoy_cluster_upstream_cx_total{cluster_name="prometheus_stats"} `,
 				`envoy_http_downstream_rq_total{http_conn_manager_prefix="outbound_0.0.0.0_80"} 0`,
 				`envoy_http_downstream_rq_total{http_conn_manager_prefix="10.1.2.3_80"} 0`,
 				`envoy_http_downstream_rq_total{http_conn_manager_prefix="outbound_[__1]_80"} 0`,
@@ -175,6 +175,9 @@ func TestNamesInStatisticsAreLabelsHoweverTheyEnd(t *testing.T) {
 				if !strings.Contains(stats, want) {
 					t.Errorf("the statistics lack %s, %v", want, err)
 				}
+			}
+			if strings.Contains(stats, `envoy_cluster_upstream_cx_total{cluster_name="outbound`) {
+				t.Error("Envoy has statistics of the traffic of clusters that no request has used")
 			}
 			if t.Failed() {
 				t.Log(stats)

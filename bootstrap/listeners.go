@@ -1,6 +1,8 @@
 package bootstrap
 
 import (
+	"fmt"
+
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
@@ -54,8 +56,8 @@ func (c Config) metricsAddresses() []string {
 	return c.openAddresses()
 }
 
-// forwardingListener returns the listener of a port. As in Istio's bootstrap it has no name, so its statistics are
-// named after its address. It bypasses the overload manager, so that it responds even when Envoy sheds load.
+// forwardingListener returns the listener of a port, with the name that Istio's bootstrap uses. It bypasses the overload
+// manager, so that it responds even when Envoy sheds load.
 func forwardingListener(c Config, a *anyBuilder, p port) *listenerv3.Listener {
 	chain := &listenerv3.FilterChain{Filters: []*listenerv3.Filter{{
 		Name: "envoy.filters.network.http_connection_manager",
@@ -70,6 +72,7 @@ func forwardingListener(c Config, a *anyBuilder, p port) *listenerv3.Listener {
 		chain.TransportSocket = meshOnly(c, a)
 	}
 	l := &listenerv3.Listener{
+		Name:                  fmt.Sprintf("%s_%d", p.addresses[0], p.number),
 		Address:               tcp(p.addresses[0], p.number),
 		BypassOverloadManager: true,
 		FilterChains:          []*listenerv3.FilterChain{chain},

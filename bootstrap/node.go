@@ -143,7 +143,9 @@ func nodeMetadata(c Config) (*structpb.Struct, error) {
 	set("NAMESPACE", c.Namespace)
 	set("SERVICE_ACCOUNT", c.ServiceAccount)
 	set("INSTANCE_IPS", joinIPs(c))
-	set("PILOT_SAN", strings.Join(c.ControlPlaneSANs, ","))
+	if len(c.ControlPlaneSANs) > 0 {
+		m["PILOT_SAN"] = c.ControlPlaneSANs
+	}
 	set("XDS_ROOT_CERT", c.ControlPlaneRoot)
 	set("OUTLIER_LOG_PATH", c.OutlierLog)
 	set("MESH_ID", c.ProxyConfig.GetMeshId())
@@ -156,8 +158,14 @@ func nodeMetadata(c Config) (*structpb.Struct, error) {
 	if _, ok := m["ISTIO_VERSION"]; !ok {
 		set("ISTIO_VERSION", c.IstioVersion)
 	}
-	m["ENVOY_STATUS_PORT"] = c.ReadinessPort
-	m["ENVOY_PROMETHEUS_PORT"] = c.PrometheusPort
+	for key, port := range map[string]uint32{
+		"ENVOY_STATUS_PORT": c.ReadinessPort, "ENVOY_PROMETHEUS_PORT": c.PrometheusPort,
+		"ENVOY_SECURE_METRICS_PORT": c.SecureMetricsPort, "ENVOY_SECURE_MERGED_METRICS_PORT": c.SecureMergedMetricsPort,
+	} {
+		if port != 0 {
+			m[key] = port
+		}
+	}
 	setMap(m, "LABELS", c.Labels)
 	setMap(m, "ANNOTATIONS", c.Annotations)
 	proxyConfig, err := proxyConfigMetadata(c.ProxyConfig)

@@ -5,12 +5,15 @@ import (
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
 // Runtime flags that are set only for some Envoy versions or some configurations.
 const (
 	coalesceFlag  = "envoy.reloadable_features.coalesce_lb_rebuilds_on_batch_update"
 	allocatedFlag = "envoy.reloadable_features.fixed_heap_use_allocated"
+	noTLS13Flag   = "envoy.reloadable_features.google_grpc_disable_tls_13"
 )
 
 // firstToCoalesce is the first Envoy version that knows coalesceFlag. Earlier versions log a warning about an unknown
@@ -43,6 +46,9 @@ func defaultRuntime(c Config) map[string]*structpb.Value {
 		// With this flag, a heap monitor that the user configures counts only allocated memory. The monitor for
 		// MemoryLimit must also count memory that Envoy has freed but not returned to the kernel.
 		flags[allocatedFlag] = structpb.NewBoolValue(true)
+	}
+	if c.TLSPolicy == tlspolicy.FIPS1402 {
+		flags[noTLS13Flag] = structpb.NewBoolValue(true) // in clients of type google_grpc, which have no TLS parameters
 	}
 	return flags
 }

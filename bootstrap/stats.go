@@ -45,6 +45,36 @@ const (
 	unsentBytes       = "downstream_cx_tx_bytes_buffered"
 )
 
+// DrainOnlyStats returns the suffixes of the statistics that the bootstrap includes only for a drain: the user's settings
+// do not select them. With a customized bootstrap, it returns none, because its statistics are not known.
+func DrainOnlyStats(c Config) []string {
+	if c.isCustomized() {
+		return nil
+	}
+	configured := c.ProxyConfig.GetProxyStatsMatcher()
+	prefixes := selectPatterns(c, annotationPrefixes, configured.GetInclusionPrefixes())
+	suffixes := selectPatterns(c, annotationSuffixes, configured.GetInclusionSuffixes())
+	regexps := selectPatterns(c, annotationRegexps, configured.GetInclusionRegexps())
+	// Which statistics a regular expression selects is not analyzed, and neither is a prefix of these statistics.
+	if len(regexps) > 0 || slices.ContainsFunc(prefixes, isTrafficPrefix) {
+		return nil
+	}
+	var hidden []string
+	for _, stat := range []string{activeConnections, activeRequests, unsentBytes} {
+		if !slices.ContainsFunc(suffixes, func(s string) bool { return strings.HasSuffix(stat, s) || strings.HasSuffix(s, stat) }) {
+			hidden = append(hidden, "_"+stat)
+		}
+	}
+	return hidden
+}
+
+// isTrafficPrefix reports whether a prefix selects statistics of listeners, HTTP servers or TCP proxies.
+func isTrafficPrefix(p string) bool {
+	return slices.ContainsFunc([]string{"listener.", "http.", "tcp."}, func(scope string) bool {
+		return strings.HasPrefix(p, scope) || strings.HasPrefix(scope, p)
+	})
+}
+
 // overloadPrefix is the prefix of the statistics about the heap's fill level and Envoy's overload actions.
 const overloadPrefix = "overload."
 
@@ -142,15 +172,19 @@ func prefix(p string) *matcherv3.StringMatcher {
 	return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: p}}
 }
 
+// selectPatterns returns the annotation's patterns, or else ProxyConfig's.
+func selectPatterns(c Config, annotation string, configured []string) []string {
+	if wanted := splitList(c.Annotations[annotation]); len(wanted) > 0 {
+		return wanted
+	}
+	return configured
+}
+
 // inclusionPatterns returns the annotation's patterns, or else ProxyConfig's, followed by the required patterns.
 // {pod_ip} is expanded to each of the proxy's addresses.
 func inclusionPatterns(c Config, annotation string, configured, required []string) []string {
-	wanted := splitList(c.Annotations[annotation])
-	if len(wanted) == 0 {
-		wanted = configured
-	}
 	var patterns []string
-	for _, p := range append(slices.Clone(wanted), required...) {
+	for _, p := range append(slices.Clone(selectPatterns(c, annotation, configured)), required...) {
 		if p == "" || slices.Contains(patterns, p) {
 			continue
 		}

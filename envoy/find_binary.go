@@ -35,24 +35,27 @@ type FindOptions struct {
 	PathEnv string
 	// Timeout limits the query of a binary's version; default 10 seconds.
 	Timeout time.Duration
+	// DeferVersion omits the query of the version, which executes the binary, if there is only one candidate. Its
+	// Version is then that of the cache or of the version file, or zero. The caller starts Envoy and calls
+	// ConfirmVersion or QueryVersion later.
+	DeferVersion bool
 }
 
-// Binary is an Envoy binary of a supported version.
+// Binary is an Envoy binary. Its version is supported, or not known yet (see FindOptions.DeferVersion).
 type Binary struct {
 	// Path is absolute.
 	Path    string
 	Version Version
 	Source  Source
+	// Unconfirmed is set if the version is zero or from the version file, because of FindOptions.DeferVersion.
+	Unconfirmed bool
 }
 
 // Find searches for an Envoy binary of MinimumVersion or newer, in this order: flag, environment, cache (newest first),
 // PATH. If the flag or the environment names a missing or unsuitable binary, Find fails without further search. The
 // error is a *NotFoundError, *TooOldError or *NotEnvoyError, or the context's error.
 func Find(ctx context.Context, o FindOptions) (Binary, error) {
-	if o.Timeout == 0 {
-		o.Timeout = 10 * time.Second
-	}
-	s := search{FindOptions: o, cache: openVersionCache(o.CacheDir)}
+	s := newSearch(o)
 	if o.Path != "" {
 		return s.findNamed(ctx, o.Path, FromFlag)
 	}
@@ -69,6 +72,13 @@ type search struct {
 	tooOld   error
 }
 
+func newSearch(o FindOptions) *search {
+	if o.Timeout == 0 {
+		o.Timeout = versionTimeout
+	}
+	return &search{FindOptions: o, cache: openVersionCache(o.CacheDir)}
+}
+
 func (s *search) findNamed(ctx context.Context, path string, source Source) (Binary, error) {
 	if err := checkExecutable(path); err != nil {
 		return Binary{}, &NotFoundError{Searched: []string{fmt.Sprintf("%s from %s: %v", path, source, err)}}
@@ -77,13 +87,9 @@ func (s *search) findNamed(ctx context.Context, path string, source Source) (Bin
 }
 
 func (s *search) findUnnamed(ctx context.Context) (Binary, error) {
-	for _, c := range slices.Concat(s.listCache(), s.listPath()) {
-		if err := checkExecutable(c.path); err != nil {
-			if !errors.Is(err, fs.ErrNotExist) {
-				s.recordSearched("%s: %v", c.path, err)
-			}
-			continue
-		}
+	candidates := s.listExecutables()
+	s.DeferVersion = s.DeferVersion && len(candidates) == 1
+	for _, c := range candidates {
 		b, err := s.checkBinary(ctx, c.path, c.source)
 		if err == nil || ctx.Err() != nil {
 			return b, err
@@ -94,6 +100,21 @@ func (s *search) findUnnamed(ctx context.Context) (Binary, error) {
 		return Binary{}, s.tooOld
 	}
 	return Binary{}, &NotFoundError{Searched: s.searched}
+}
+
+// listExecutables returns the executable files of the cache and of PATH, in search order.
+func (s *search) listExecutables() []candidate {
+	var found []candidate
+	for _, c := range slices.Concat(s.listCache(), s.listPath()) {
+		err := checkExecutable(c.path)
+		switch {
+		case err == nil:
+			found = append(found, c)
+		case !errors.Is(err, fs.ErrNotExist):
+			s.recordSearched("%s: %v", c.path, err)
+		}
+	}
+	return found
 }
 
 // recordRejection records why a candidate is unsuitable. The first *TooOldError is returned to the user if no candidate

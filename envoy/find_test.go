@@ -167,3 +167,43 @@ func FuzzParseVersionOutput(f *testing.F) {
 		}
 	})
 }
+
+func TestDeferredVersionIsNotQueriedForTheOnlyCandidate(t *testing.T) {
+	dir := t.TempDir()
+	log, cache := filepath.Join(dir, "log"), filepath.Join(dir, "home", "pilotfish", "envoy")
+	if err := os.Mkdir(filepath.Join(dir, "home"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	body := "echo x >>" + log + `; echo "envoy  version: 0/1.40.0/Clean/RELEASE/BoringSSL"`
+	one, other := script(t, dir, "one/envoy", body), script(t, dir, "other/envoy", body)
+	find := func(o FindOptions, want Binary) {
+		t.Helper()
+		o.DeferVersion = true
+		if got, err := Find(context.Background(), o); err != nil || got != want {
+			t.Errorf("Find = %+v, %v; want %+v", got, err, want)
+		}
+	}
+	find(FindOptions{Path: one}, Binary{Path: one, Source: FromFlag, Unconfirmed: true})
+	find(FindOptions{PathEnv: filepath.Dir(one)}, Binary{Path: one, Source: FromPath, Unconfirmed: true})
+	for _, text := range []string{"1.38.3\n", "\n/x/envoy  version: 0/1.38.3/Clean/RELEASE/BoringSSL\n"} {
+		if err := os.WriteFile(one+".version", []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		find(FindOptions{Path: one}, Binary{Path: one, Source: FromFlag, Unconfirmed: true, Version: Version{Major: 1, Minor: 38, Patch: 3}})
+	}
+	if _, err := os.Stat(log); err == nil {
+		t.Error("Find executed the only candidate")
+	}
+	current := Version{Major: 1, Minor: 40}
+	find(FindOptions{PathEnv: filepath.Dir(one) + ":" + filepath.Dir(other)}, Binary{Path: one, Source: FromPath, Version: current})
+	// A running Envoy reported its version, which is cached in a new directory.
+	confirmed, err := FindOptions{CacheDir: cache}.ConfirmVersion(Binary{Path: other, Source: FromFlag, Unconfirmed: true}, current)
+	if err != nil || confirmed.Unconfirmed {
+		t.Errorf("ConfirmVersion = %+v, %v", confirmed, err)
+	}
+	find(FindOptions{Path: other, CacheDir: cache}, confirmed)
+	var old *TooOldError
+	if _, err := (FindOptions{}).ConfirmVersion(Binary{Path: other}, Version{Major: 1, Minor: 35}); !errors.As(err, &old) {
+		t.Errorf("ConfirmVersion of an old version = %v, want a TooOldError", err)
+	}
+}

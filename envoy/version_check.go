@@ -12,46 +12,90 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
+	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
 )
 
 const maxVersionOutput = 4096
 
-// checkBinary queries a binary's version and compares it with MinimumVersion.
+// checkBinary determines a binary's version and compares it with MinimumVersion. With DeferVersion, it does not execute
+// the binary.
 func (s *search) checkBinary(ctx context.Context, path string, source Source) (Binary, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return Binary{}, fmt.Errorf("finding Envoy: %w", err)
 	}
 	b := Binary{Path: path, Source: source}
-	if b.Version, err = s.readVersion(ctx, path); err != nil {
+	if v, ok := s.cache.lookup(path); ok {
+		b.Version = v
+		return b, b.checkSupported()
+	}
+	if s.DeferVersion {
+		b.Version, b.Unconfirmed = readVersionFile(path), true
+		return b, nil
+	}
+	return s.queryVersion(ctx, b)
+}
+
+// checkSupported returns a *TooOldError if the version is known and not supported.
+func (b Binary) checkSupported() error {
+	if b.Version != (Version{}) && b.Version.Compare(MinimumVersion) < 0 {
+		return &TooOldError{Binary: b, Minimum: MinimumVersion}
+	}
+	return nil
+}
+
+// queryVersion executes the binary to query its version, caches it, and compares it with MinimumVersion. This needs some
+// 30 ms of CPU time.
+func (s *search) queryVersion(ctx context.Context, b Binary) (Binary, error) {
+	limited, cancel := context.WithTimeout(ctx, s.Timeout)
+	defer cancel()
+	v, err := queryVersion(limited, b.Path, s.Timeout)
+	if err != nil {
 		if ctx.Err() != nil {
-			return Binary{}, fmt.Errorf("querying the version of %s: %w", path, context.Cause(ctx))
+			return Binary{}, fmt.Errorf("querying the version of %s: %w", b.Path, context.Cause(ctx))
 		}
 		var bad *NotEnvoyError
 		if errors.As(err, &bad) {
-			bad.Source = source
+			bad.Source = b.Source
 		}
 		return Binary{}, err
 	}
-	if b.Version.Compare(MinimumVersion) < 0 {
-		return Binary{}, &TooOldError{Binary: b, Minimum: MinimumVersion}
-	}
-	return b, nil
+	b.Version, b.Unconfirmed = v, false
+	s.cache.store(b.Path, v)
+	return b, b.checkSupported()
 }
 
-// readVersion returns the cached version of the file, or queries the binary. A query needs some 30 ms of CPU, too much
-// for every start of an agent.
-func (s *search) readVersion(ctx context.Context, path string) (Version, error) {
-	if v, ok := s.cache.lookup(path); ok {
-		return v, nil
+// QueryVersion executes a binary to query its version. It returns the binary with the version, or an error as Find does.
+func (o FindOptions) QueryVersion(ctx context.Context, b Binary) (Binary, error) {
+	return newSearch(o).queryVersion(ctx, b)
+}
+
+// ConfirmVersion returns the binary with the version that its running process reported, and caches the version. It
+// returns a *TooOldError if the version is not supported.
+func (o FindOptions) ConfirmVersion(b Binary, v Version) (Binary, error) {
+	b.Version, b.Unconfirmed = v, false
+	s := newSearch(o)
+	if known, ok := s.cache.lookup(b.Path); !ok || known != v {
+		s.cache.store(b.Path, v)
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.Timeout)
-	defer cancel()
-	v, err := queryVersion(ctx, path, s.Timeout)
-	if err == nil {
-		s.cache.store(path, v)
+	return b, b.checkSupported()
+}
+
+// versionFileSuffix is appended to a binary's path for the path of its version file. A container image can contain this
+// file, with the version or the output of `envoy --version`.
+const versionFileSuffix = ".version"
+
+// readVersionFile returns the version in a binary's version file; zero if there is no such file.
+func readVersionFile(path string) Version {
+	text, err := regularfile.Read(path+versionFileSuffix, maxVersionOutput)
+	if err != nil {
+		return Version{}
 	}
-	return v, err
+	v, err := ParseVersion(strings.TrimSpace(string(text)))
+	if err != nil {
+		v, _ = parseVersionOutput(string(text))
+	}
+	return v
 }
 
 func queryVersion(ctx context.Context, path string, timeout time.Duration) (Version, error) {
@@ -130,6 +174,9 @@ func (m *versionCache) store(path string, v Version) {
 	if m.file == "" || err != nil {
 		return
 	}
+	if err := makeCacheDir(filepath.Dir(m.file)); err != nil {
+		return
+	}
 	if m.Known == nil {
 		m.Known = make(map[string]cachedVersion)
 	}
@@ -139,4 +186,12 @@ func (m *versionCache) store(path string, v Version) {
 		return
 	}
 	_ = atomicfile.Write(m.file, data) // without the cache, the next start executes Envoy once more
+}
+
+// makeCacheDir creates the project's directory in the user's cache directory, if the latter exists.
+func makeCacheDir(dir string) error {
+	if _, err := os.Stat(filepath.Dir(filepath.Dir(dir))); err != nil {
+		return err
+	}
+	return os.MkdirAll(dir, 0o755)
 }

@@ -137,7 +137,7 @@ func (s *Server) begin(ctx context.Context, r *http.Request, took time.Duration,
 	}
 	checked := s.startReadinessChecks()
 	if address := s.envoyStats(r.URL.RawQuery); address != "" {
-		sc.envoy = &source{kind: sourceEnvoy, until: end, limits: exposition.Limits{Families: maxEnvoyFamilies}}
+		sc.envoy = &source{kind: sourceEnvoy, until: end, limits: exposition.Limits{Families: maxEnvoyFamilies}, hidden: s.Metrics.HiddenSuffixes}
 		s.requestAhead(ctx, sc.envoy, address, acceptText)
 	}
 	sc.agent = &source{kind: sourceAgent}

@@ -24,6 +24,8 @@ type Metrics struct {
 	// called for each scrape, because the address may change when Envoy restarts. It returns "" while Envoy is not
 	// running. If the function is nil, Envoy is never scraped.
 	Envoy func() string
+	// HiddenSuffixes are the suffixes of the names of Envoy's metric families that scrapes omit.
+	HiddenSuffixes []string
 	// Applications are the targets in the pod. The series of the first one are unchanged; those of further ones have an
 	// additional label.
 	Applications []Application
@@ -85,6 +87,7 @@ type source struct {
 	limits exposition.Limits
 	// reserved are name prefixes that the source must not use.
 	reserved []string
+	hidden   []string // see Metrics.HiddenSuffixes
 	until    time.Time
 	stop     context.CancelFunc
 

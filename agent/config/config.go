@@ -2,7 +2,6 @@ package config
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"net/netip"
 	"time"
@@ -338,7 +337,7 @@ func (i Identity) StateOwner() string {
 	return fmt.Sprintf("%s~%s.%s~%s~%s", i.Type, i.Name, i.Namespace, i.Domain, i.ClusterID)
 }
 
-// Find returns the Envoy binary to run.
-func (c Envoy) Find(ctx context.Context) (envoy.Binary, error) {
-	return envoy.Find(ctx, envoy.FindOptions{Path: c.Path, EnvPath: c.EnvPath, CacheDir: c.CacheDir, PathEnv: c.SearchPath})
+// FindOptions returns the options with which package envoy finds the Envoy binary to run.
+func (c Envoy) FindOptions() envoy.FindOptions {
+	return envoy.FindOptions{Path: c.Path, EnvPath: c.EnvPath, CacheDir: c.CacheDir, PathEnv: c.SearchPath}
 }

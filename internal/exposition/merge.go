@@ -4,6 +4,8 @@ import (
 	"errors"
 	"io"
 	"math"
+	"slices"
+	"strings"
 )
 
 // renamed is the prefix that is added to a family whose name belongs to another source.
@@ -38,6 +40,8 @@ type Source struct {
 	Help string
 	// Reserved contains name prefixes. Families whose names have one of them are dropped.
 	Reserved []string
+	// HiddenSuffixes contains name suffixes. Families whose names have one of them are dropped without a report.
+	HiddenSuffixes []string
 	// Once drops repeated samples of a series and writes only the first one.
 	Once bool
 }
@@ -110,7 +114,7 @@ type SourceCopy struct {
 // Begin starts copying a source in parts.
 func (m *Merger) Begin(from io.Reader, s Source) *SourceCopy {
 	m.source++
-	c := &copier{Merger: m, id: m.source, from: s.Format, rename: s.Rename, cut: s.Cut, help: s.Help, seenSeries: newSeenSeries(s.Once)}
+	c := &copier{Merger: m, id: m.source, from: s.Format, rename: s.Rename, hidden: s.HiddenSuffixes, cut: s.Cut, help: s.Help, seenSeries: newSeenSeries(s.Once)}
 	r := &reader{in: newLines(from, s.Limits.Bytes), format: s.Format, visit: c, limits: s.Limits, cut: s.Cut, reserved: s.Reserved}
 	if n := len(m.windows); n > 0 {
 		r.in.buf, m.windows = m.windows[n-1], m.windows[:n-1]
@@ -177,6 +181,7 @@ type copier struct {
 	id                   uint16
 	from                 Format
 	rename               bool
+	hidden               []string
 	cut                  Cut
 	help                 string
 	label                *Label      // added to each sample
@@ -193,6 +198,10 @@ type copier struct {
 // another name, or not at all.
 func (c *copier) open(f *family) {
 	c.original, c.current, c.numbered, c.prefix, c.writing, c.stem = *f, *f, f.numericLabelKind(), "", true, c.stem[:0]
+	if slices.ContainsFunc(c.hidden, func(suffix string) bool { return strings.HasSuffix(f.name, suffix) }) {
+		c.writing = false
+		return
+	}
 	if !f.helped && c.help != "" {
 		c.current.help, c.current.helped = c.help, true
 	}

@@ -384,3 +384,16 @@ func TestUntilWaitsBeforePrefix(t *testing.T) {
 		t.Errorf("%v\n%s", err, out.String())
 	}
 }
+
+func TestHiddenFamiliesAreNotWritten(t *testing.T) {
+	var out strings.Builder
+	m := NewMerger(&out, Text)
+	result, err := m.Copy(strings.NewReader("# TYPE a_active gauge\na_active{x=\"1\"} 1\na_active{x=\"2\"} 2\n# TYPE b gauge\nb 3\n# TYPE c_active gauge\nc_active 4\n"),
+		Source{HiddenSuffixes: []string{"_active"}})
+	if err != nil || m.Close() != nil {
+		t.Fatal(err)
+	}
+	if want := "# TYPE b gauge\nb 3\n"; out.String() != want || result.Families != 1 || result.Duplicates+result.Invalid+result.Reserved != 0 {
+		t.Errorf("%+v, %q, want %q", result, out.String(), want)
+	}
+}
