@@ -207,7 +207,7 @@ func (r *Report) AtLeast(s config.Severity) bool {
 	return slices.ContainsFunc(r.Findings, func(f Finding) bool { return severityRank(f.Severity) >= severityRank(s) })
 }
 
-// FilterSeverity removes the findings below a severity. The summary still counts all.
+// FilterSeverity removes the findings below a severity. The summary still counts all findings.
 func (r *Report) FilterSeverity(s config.Severity) {
 	r.Findings = slices.DeleteFunc(r.Findings, func(f Finding) bool { return severityRank(f.Severity) < severityRank(s) })
 }

@@ -112,7 +112,7 @@ func TestJSONReportFormatIsStable(t *testing.T) {
 	const want = `{"schema":"pilotfish.dev/analysis/v1","documents":4,"inForce":2,"suppressed":0,"summary":{"error":1,"info":1,"warning":1},` +
 		`"findings":[{"name":"unreachable route","code":"PF0202","severity":"warning","resource":{"kind":"VirtualService","namespace":"default","name":"routes"},` +
 		`"at":{"file":"-","line":13,"column":5},"field":"spec.http[1]","message":"the route is never reached: spec.http[0] matches all its requests",` +
-		`"remedy":"move it before the one that matches its requests, or remove it"},` +
+		`"remedy":"move it before the route or match that matches its requests, or remove it"},` +
 		`{"name":"no such field","code":"PF0003","severity":"error","resource":{"kind":"DestinationRule","namespace":"default","name":"bad"},` +
 		`"at":{"file":"-","line":18,"column":23},"field":"spec.nonsense","message":"unknown field","remedy":"one of: exportTo, host, subsets, trafficPolicy, workloadSelector"}]}`
 	if string(data) != want {

@@ -59,19 +59,19 @@ func (c *snapshotCheck) checkUnreachablePolicy(p snapshot.Policy) {
 }
 
 func (c *snapshotCheck) checkHTTPOnTCP(p snapshot.Policy, field string, streams []string) {
-	message := "only HTTP has it, and these ports are not HTTP: " + strings.Join(truncateList(streams, 5), ", ") + ": "
+	message := "the condition applies only to HTTP requests, but these ports do not use HTTP: " + strings.Join(truncateList(streams, 5), ", ") + ": "
 	severity := config.Info
 	switch p.Spec.GetAction() {
 	case security.AuthorizationPolicy_ALLOW:
-		message += "the rule never matches there"
+		message += "the rule never matches at these ports"
 	case security.AuthorizationPolicy_DENY:
-		message += "the rule matches there without regard to it, and connections are refused"
+		message += "the rule ignores the condition at these ports and refuses connections"
 		severity = config.Warning
 	default:
 		return
 	}
 	c.report(config.HTTPRuleOnTCP, severity, p.Resource, field, "", message,
-		"limit the rule to HTTP ports by to.operation.ports, or name the ports for what they speak")
+		"limit the rule to HTTP ports by to.operation.ports, or name the ports after their protocol")
 }
 
 // checkHTTPRequirements reports TCP ports with an external authorizer over HTTP, which can check only requests.
@@ -83,7 +83,7 @@ func (c *snapshotCheck) checkHTTPRequirements(p snapshot.Policy, field string, s
 		return
 	}
 	c.reportWarning(config.HTTPRuleOnTCP, p.Resource, field, "",
-		"the provider checks HTTP requests, and these ports are not HTTP: "+strings.Join(truncateList(streams, 5), ", ")+": what the rule matches there is denied",
+		"the provider checks only HTTP requests, but these ports do not use HTTP: "+strings.Join(truncateList(streams, 5), ", ")+": connections that match the rule are denied",
 		"limit the rule to HTTP ports by to.operation.ports, or use a provider with envoyExtAuthzGrpc")
 }
 
@@ -178,8 +178,8 @@ func areDisjoint(a, b map[string]string) bool {
 	return false
 }
 
-// tcpServices returns the service ports of these workloads with a protocol without visible requests. only limits the
-// result to some target ports.
+// tcpServices returns the service ports of these workloads whose protocol does not let proxies see requests, such as
+// TCP. only limits the result to some target ports.
 func (c *snapshotCheck) tcpServices(namespace string, labels map[string]string, only ...uint32) []string {
 	var out []string
 	for _, svc := range c.servicesOf(namespace, labels) {

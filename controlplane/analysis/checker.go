@@ -53,7 +53,8 @@ type snapshotCheck struct {
 	problems []config.Problem
 	// suggestions is the number of remaining searches for similar names.
 	suggestions int
-	// before contains the rules without problems in the last check, clean those in this one.
+	// before contains the rules without problems in the last check. clean contains the rules without problems in this
+	// check.
 	before, clean *cleanRules
 	changes       *serviceChanges // difference between the two; set at first use
 	// selecting contains the services with a selector by namespace, sorted by hostname.

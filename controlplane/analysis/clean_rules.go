@@ -66,7 +66,7 @@ type serviceChanges struct {
 	endpoints func() map[string]bool // hosts of services whose endpoints changed
 }
 
-// changesSinceBefore returns the difference to the last check.
+// changesSinceBefore returns the services that changed since the last check.
 func (c *snapshotCheck) changesSinceBefore() *serviceChanges {
 	if c.changes == nil {
 		now, former := c.clean.inputs, c.before.inputs

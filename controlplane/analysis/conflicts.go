@@ -26,15 +26,15 @@ func (c *snapshotCheck) checkRuleConflicts() {
 			spec := r.Spec.(*networking.DestinationRule)
 			if spec.GetTrafficPolicy() != nil {
 				if policy != nil {
-					c.reportWarning(config.RuleShadowed, r, "spec.trafficPolicy", "", fmt.Sprintf("for %s the policy of the older %s counts; this one has no effect", d.Host, describeResource(policy)),
-						"join the two into one DestinationRule")
+					c.reportWarning(config.RuleShadowed, r, "spec.trafficPolicy", "", fmt.Sprintf("the traffic policy of the older %[2]s applies to %[1]s; this one has no effect", d.Host, describeResource(policy)),
+						"merge the two documents into one DestinationRule")
 				}
 				policy = cmp.Or(policy, r)
 			}
 			for i, s := range spec.GetSubsets() {
 				if first := subsets[s.GetName()]; first != nil && first != r {
 					c.reportWarning(config.DuplicateSubset, r, fmt.Sprintf("spec.subsets[%d]", i), s.GetName(),
-						fmt.Sprintf("for %s the subset of this name of the older %s counts", d.Host, describeResource(first)), "rename or remove one of them")
+						fmt.Sprintf("the older %[2]s has a subset with this name for %[1]s, so this subset has no effect", d.Host, describeResource(first)), "rename or remove one of them")
 					continue
 				}
 				subsets[s.GetName()] = r
@@ -105,15 +105,15 @@ func (c *snapshotCheck) checkMixedPort(servers []serverHost) {
 				continue
 			}
 			c.reportWarning(config.GatewayPortMixed, s.gateway.Resource, s.path()+".port.protocol", s.spec().GetPort().GetProtocol(),
-				fmt.Sprintf("port %d is used for %s by %s, which is older: this server is not served", s.spec().GetPort().GetNumber(),
+				fmt.Sprintf("the older %[3]s uses port %[1]d for %[2]s, so the gateway does not serve this server", s.spec().GetPort().GetNumber(),
 					portUsage(first.spec()), describeResource(first.gateway.Resource)), "use another port")
 			break
 		}
 	}
 }
 
-// checkDuplicateHosts reports a host of two TLS servers, because only one certificate can be presented, and a plaintext
-// host that one server redirects and another serves.
+// checkDuplicateHosts reports a host that two TLS servers have, because a gateway can present only one certificate for
+// it. It also reports a plaintext host that one server redirects and another one serves.
 func (c *snapshotCheck) checkDuplicateHosts(servers []serverHost) {
 	byHost := map[string][]serverHost{}
 	for _, s := range servers {
@@ -129,8 +129,8 @@ func (c *snapshotCheck) checkDuplicateHosts(servers []serverHost) {
 			for _, first := range byHost[host] {
 				if portUsage(first.spec()) == portUsage(s.spec()) && mayShareProxies(first.gateway, s.gateway) && !canCoexist(first, s) {
 					c.reportWarning(config.GatewayOverlap, s.gateway.Resource, s.path()+".hosts", h,
-						fmt.Sprintf("on port %d the server %s of %s has this host already: this one is not served for it", s.spec().GetPort().GetNumber(),
-							first.path(), describeResource(first.gateway.Resource)), "give the host to one of the two")
+						fmt.Sprintf("the server %[2]s of %[3]s already has this host on port %[1]d, so the gateway does not serve the host here", s.spec().GetPort().GetNumber(),
+							first.path(), describeResource(first.gateway.Resource)), "remove the host from one of the two")
 					break
 				}
 			}
@@ -178,7 +178,7 @@ func (c *snapshotCheck) checkGatewayHosts(v *snapshot.VirtualService, i int, g s
 	}
 	slices.Sort(hosts)
 	c.reportWarning(config.GatewayHostMissing, v.Resource, fmt.Sprintf("spec.gateways[%d]", i), v.Spec.GetGateways()[i],
-		fmt.Sprintf("no server of the Gateway has a host of this VirtualService for the namespace %s: its routes are not served there", v.Namespace),
+		fmt.Sprintf("no server of the Gateway has a host of this VirtualService for the namespace %s: the Gateway does not serve its routes", v.Namespace),
 		"the Gateway's hosts are "+strings.Join(truncateList(slices.Compact(hosts), 8), ", "))
 }
 
@@ -189,7 +189,7 @@ func truncateList(list []string, most int) []string {
 	return list
 }
 
-// checkSharedAddresses reports services with the same address and port, whose connections cannot be distinguished.
+// checkSharedAddresses reports services with the same address and port. Proxies cannot distinguish connections to them.
 func (c *snapshotCheck) checkSharedAddresses() {
 	type addressPort struct {
 		address string
@@ -207,8 +207,8 @@ func (c *snapshotCheck) checkSharedAddresses() {
 				if other == nil {
 					first[key] = svc
 				} else if r := c.s.Registry.Document(svc); r != nil && other.Hostname != svc.Hostname && !c.interchangeable(svc, other) {
-					c.reportWarning(config.SharedAddress, r, addressField(r, address), key.address, fmt.Sprintf("%s has the address %s and the port %d too: connections go to one of the two",
-						other.Hostname, key.address, key.port), "give one of them another address or port")
+					c.reportWarning(config.SharedAddress, r, addressField(r, address), key.address, fmt.Sprintf("%s has the same address %s and port %d: proxies treat all connections to it as connections to one of the two services",
+						other.Hostname, key.address, key.port), "change the address or port of one of them")
 				}
 			}
 		}

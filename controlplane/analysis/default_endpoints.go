@@ -9,8 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// checkSidecarEndpoints records findings about the defaultEndpoints of a Sidecar. A listener without one that has its own
-// address leads to the same port on loopback.
+// checkSidecarEndpoints records findings about the defaultEndpoints of a Sidecar. A listener that has its own address
+// but no defaultEndpoint forwards to the same port on loopback.
 func (c *snapshotCheck) checkSidecarEndpoints(r *config.Resource, spec *networking.Sidecar) {
 	for i, listener := range spec.GetIngress() {
 		field, endpoint := fmt.Sprintf("spec.ingress[%d].defaultEndpoint", i), listener.GetDefaultEndpoint()

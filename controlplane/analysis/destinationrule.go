@@ -35,8 +35,8 @@ func (c *snapshotCheck) checkDestinationRules() {
 	}
 }
 
-// checkOutlierDetection reports outlier detection that ejects no endpoint: with so few endpoints, maxEjectionPercent
-// allows less than one. Envoy treats the percentage as an upper limit. Istio's default of 10 % needs at least ten
+// checkOutlierDetection reports outlier detection that never ejects an endpoint, because maxEjectionPercent of the few
+// endpoints is less than one. Envoy treats the percentage as an upper limit. Istio's default of 10 % needs at least ten
 // endpoints.
 func (c *snapshotCheck) checkOutlierDetection(r *config.Resource, at string, p *networking.TrafficPolicy, subset map[string]string) {
 	c.coversAllRequests(r, at+".outlierDetection", p.GetOutlierDetection(), subset)
@@ -60,8 +60,8 @@ func (c *snapshotCheck) coversAllRequests(r *config.Resource, field string, o *n
 	percent := cmp.Or(o.GetMaxEjectionPercent(), 10)
 	if most > 1 && most*int(percent) < 100 {
 		c.reportWarning(config.Questionable, r, field+".maxEjectionPercent", fmt.Sprint(percent),
-			fmt.Sprintf("no endpoint is ever left out: %d%% of the %d that %s has are less than one", percent, most, svc.Hostname),
-			fmt.Sprintf("set maxEjectionPercent to %d or more; 100 where calls may fail over to other localities", (100+most-1)/most))
+			fmt.Sprintf("Envoy never ejects an endpoint: %d%% of the %d endpoints of %s is less than one", percent, most, svc.Hostname),
+			fmt.Sprintf("set maxEjectionPercent to %d or more; set 100 if calls may fail over to other localities", (100+most-1)/most))
 	}
 }
 

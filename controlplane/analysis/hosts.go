@@ -43,7 +43,7 @@ func (c *snapshotCheck) checkEmptySubset(v *snapshot.VirtualService, d snapshot.
 		}
 	}
 	c.reportWarning(config.SubsetWithoutEndpoints, v.Resource, d.Path()+".subset", d.Destination.GetSubset(),
-		fmt.Sprintf("none of the endpoints of %s has the labels %s: what is routed there is answered with 503", svc.Hostname, config.FormatLabels(subset.GetLabels())),
+		fmt.Sprintf("none of the endpoints of %s has the labels %s: requests to the subset are answered with 503", svc.Hostname, config.FormatLabels(subset.GetLabels())),
 		"correct the labels of the subset or of the workloads")
 }
 
@@ -73,8 +73,8 @@ func (c *snapshotCheck) checkEgressPort(r *config.Resource, field string, listen
 	for _, port := range slices.Sorted(maps.Keys(ports)) {
 		known = append(known, fmt.Sprint(port))
 	}
-	c.reportWarning(config.UnknownPort, r, field, fmt.Sprint(number), fmt.Sprintf("none of the services that the listener is for has the port %d: it leads to none", number),
-		"their ports are "+strings.Join(truncateList(known, 8), ", "))
+	c.reportWarning(config.UnknownPort, r, field, fmt.Sprint(number), fmt.Sprintf("none of the services in the listener's hosts has the port %d, so the listener has no effect", number),
+		"use one of their ports: "+strings.Join(truncateList(known, 8), ", "))
 }
 
 // anyRuleHost reports whether a VirtualService has one of the hosts. Such a host exists without a service, on port 80.
@@ -88,7 +88,7 @@ func (c *snapshotCheck) anyRuleHost(namespace string, hosts snapshot.EgressHosts
 func (c *snapshotCheck) checkAlias(r *config.Resource, field, written, host string) bool {
 	to := c.s.Registry.Target(host)
 	if to != host {
-		c.reportNoEffect(r, field, written, fmt.Sprintf("is another name of %s: sidecars follow the rules for that in calls by either name, and not this one", to), "write the rule for "+to)
+		c.reportNoEffect(r, field, written, fmt.Sprintf("the host is an alias of %s: for calls by either name, sidecars use the rules of that service and ignore this one", to), "write the rule for "+to)
 	}
 	return to != host
 }

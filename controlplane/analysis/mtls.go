@@ -94,8 +94,8 @@ func (c *snapshotCheck) compareTLS(r *config.Resource, svc *registry.Service, t 
 	}
 	switch {
 	case t.mode == networking.ClientTLSSettings_ISTIO_MUTUAL && plain > 0 && strict+mutual == 0:
-		c.reportWarning(config.MutualToPlaintext, r, t.field, t.mode.String(), fmt.Sprintf("no endpoint of %s speaks the mesh's mutual TLS: calls to it fail", svc.Hostname),
-			"remove tls, or give its workloads sidecars")
+		c.reportWarning(config.MutualToPlaintext, r, t.field, t.mode.String(), fmt.Sprintf("no endpoint of %s supports the mesh's mutual TLS: calls to it fail", svc.Hostname),
+			"remove tls, or add sidecars to its workloads")
 	case t.mode != networking.ClientTLSSettings_ISTIO_MUTUAL && strict > 0:
 		c.reportWarning(config.PlaintextToStrict, r, t.field, t.mode.String(),
 			fmt.Sprintf("endpoints of %s accept the mesh's mutual TLS only (STRICT): calls to them fail", svc.Hostname),
@@ -118,8 +118,8 @@ func (c *snapshotCheck) checkProxyProtocol(r *config.Resource) {
 		for _, svc := range c.servicesMatching(c.s.Registry.ResolveHostname(spec.GetHost(), r.Namespace), r.Namespace) {
 			if c.rejectsProxyHeader(svc, of, func(port uint32) snapshot.Traffic { return snapshot.DocumentTraffic(spec, subset, port) }) {
 				c.reportWarning(config.Questionable, r, field+".proxyProtocol", p.GetProxyProtocol().GetVersion().String(),
-					fmt.Sprintf("sidecars serve %s, and expect no header of the PROXY protocol: calls to it fail", svc.Hostname),
-					"remove proxyProtocol: with mutual TLS the callee knows who calls")
+					fmt.Sprintf("the workloads of %s have sidecars, which expect no PROXY protocol header: calls to it fail", svc.Hostname),
+					"remove proxyProtocol; mutual TLS identifies the caller")
 				return
 			}
 		}
@@ -188,8 +188,8 @@ func (c *snapshotCheck) checkStrictWithoutSidecar() {
 				field = "spec.portLevelMtls"
 			}
 			c.reportWarning(config.StrictWithoutSidecar, r, field, "STRICT",
-				fmt.Sprintf("%d workloads have no sidecar that would enforce it: %s", len(names), strings.Join(truncateList(sorted, 5), ", ")),
-				"give them sidecars; if they have one, declare it by a serviceAccount or the label security.istio.io/tlsMode: istio")
+				fmt.Sprintf("%d workloads have no sidecar, so STRICT is not enforced for them: %s", len(names), strings.Join(truncateList(sorted, 5), ", ")),
+				"add sidecars to them; if they have sidecars, declare that by a serviceAccount or the label security.istio.io/tlsMode: istio")
 		}
 	}
 }

@@ -16,7 +16,7 @@ func (c *snapshotCheck) checkPolicy(p snapshot.Policy) {
 		for j, when := range rule.GetWhen() {
 			if !snapshot.IsKnownCondition(when.GetKey()) {
 				c.reportNoEffect(p.Resource, fmt.Sprintf("spec.rules[%d].when[%d].key", i, j), when.GetKey(),
-					"the condition is not supported: an ALLOW rule with it never matches, a DENY rule matches without regard to it",
+					"the condition is not supported: an ALLOW rule with it never matches, and a DENY rule ignores it",
 					"use an attribute of Istio's AuthorizationPolicy conditions")
 			}
 		}
@@ -27,7 +27,7 @@ func (c *snapshotCheck) checkPolicy(p snapshot.Policy) {
 func (c *snapshotCheck) checkTargets(p snapshot.Policy) {
 	for i, ref := range config.PolicyTargets(p.Spec) {
 		if !config.TargetsGateway(ref) {
-			c.reportNoEffect(p.Resource, fmt.Sprintf("spec.targetRefs[%d]", i), ref.GetKind(), "there are no waypoints here: the policy has no effect on such a target",
+			c.reportNoEffect(p.Resource, fmt.Sprintf("spec.targetRefs[%d]", i), ref.GetKind(), "this mesh has no waypoints, so the policy has no effect on a target of this kind",
 				"select the workloads by label with spec.selector")
 		}
 	}

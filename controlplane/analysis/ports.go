@@ -62,8 +62,8 @@ func (c *snapshotCheck) checkPortProtocols() {
 				}
 				if r := c.s.Registry.Document(svc); r != nil && protocolGroup(before.port.Protocol) != protocolGroup(p.Protocol) {
 					c.reportWarning(config.PortProtocols, r, portField(r, p.Number), string(p.Protocol),
-						fmt.Sprintf("%s, port %d, is the same port of the workloads, and %s: that counts for both", before.service.Hostname, before.port.Number, before.port.Protocol),
-						"give both the same protocol, by appProtocol or the port's name, or each a port of its own")
+						fmt.Sprintf("port %[2]d of %[1]s leads to the same port of the same workloads and has the protocol %[3]s, which proxies use for both services", before.service.Hostname, before.port.Number, before.port.Protocol),
+						"set the same protocol for both, by appProtocol or the port's name, or use different target ports")
 				}
 			}
 		}

@@ -33,17 +33,17 @@ spec:
   - route:
     - destination:
         host: revews
-`, `mesh.yaml:24:15: warning: VirtualService shop/x: spec.http[0].route[0].destination.host: "revews": there is no service revews.shop.svc.cluster.local: what is routed there is answered with 503 (did you mean "reviews"?)`},
+`, `mesh.yaml:24:15: warning: VirtualService shop/x: spec.http[0].route[0].destination.host: "revews": there is no service revews.shop.svc.cluster.local: requests to it are answered with 503 (did you mean "reviews"?)`},
 		"mirror": {`apiVersion: networking.istio.io/v1
 kind: VirtualService
 metadata: {name: x, namespace: shop}
 spec: {hosts: [reviews], http: [{mirror: {host: shadow.example.com}, route: [{destination: {host: reviews}}]}]}
-`, `spec.http[0].mirror.host: "shadow.example.com": there is no service shadow.example.com: what is routed there is answered with 503 (add a Service or a ServiceEntry of this name, or correct the host)`},
+`, `spec.http[0].mirror.host: "shadow.example.com": there is no service shadow.example.com: requests to it are answered with 503 (add a Service or a ServiceEntry of this name, or correct the host)`},
 		"subset": {`apiVersion: networking.istio.io/v1
 kind: VirtualService
 metadata: {name: x, namespace: shop}
 spec: {hosts: [reviews], http: [{route: [{destination: {host: reviews, subset: version-three}}]}]}
-`, `spec.http[0].route[0].destination.subset: "version-three": reviews.shop.svc.cluster.local has no such subset: what is routed there is answered with 503 (DestinationRule shop/reviews has the subsets v1, v2)`},
+`, `spec.http[0].route[0].destination.subset: "version-three": reviews.shop.svc.cluster.local has no such subset: requests to it are answered with 503 (use one of the subsets of DestinationRule shop/reviews: v1, v2)`},
 		"subset, nearly": {`apiVersion: networking.istio.io/v1
 kind: VirtualService
 metadata: {name: x, namespace: shop}
@@ -53,7 +53,7 @@ spec: {hosts: [reviews], http: [{route: [{destination: {host: reviews, subset: v
 kind: VirtualService
 metadata: {name: x, namespace: shop}
 spec: {hosts: [reviews], http: [{route: [{destination: {host: reviews, port: {number: 8080}}}]}]}
-`, `spec.http[0].route[0].destination.port.number: "8080": reviews.shop.svc.cluster.local has no port 8080: what is routed there is answered with 503 (its ports are 80)`},
+`, `spec.http[0].route[0].destination.port.number: "8080": reviews.shop.svc.cluster.local has no port 8080: requests to it are answered with 503 (use one of its ports: 80)`},
 		"gateway": {`apiVersion: networking.istio.io/v1
 kind: VirtualService
 metadata: {name: x, namespace: shop}

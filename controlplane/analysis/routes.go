@@ -91,14 +91,14 @@ func reportUnreachable[M matchWithPort](c *snapshotCheck, v *snapshot.VirtualSer
 			lost++
 		}
 	}
-	const remedy = "move it before the one that matches its requests, or remove it"
+	const remedy = "move it before the route or match that matches its requests, or remove it"
 	switch {
 	case lost > 0 && lost == len(own) && lost == max(len(matches), 1):
 		c.reportWarning(config.UnreachableRoute, v.Resource, at.String(), "", fmt.Sprintf("the route is never reached: %v matches all its requests", by[0]), remedy)
 	case lost > 0:
 		for j := range own {
 			if by[j] != nil {
-				c.reportWarning(config.UnreachableRoute, v.Resource, own[j].String(), "", fmt.Sprintf("the match is never reached: %v matches all of it", by[j]), remedy)
+				c.reportWarning(config.UnreachableRoute, v.Resource, own[j].String(), "", fmt.Sprintf("the match is never reached: %v matches all its requests", by[j]), remedy)
 			}
 		}
 	}
@@ -127,13 +127,13 @@ func (c *snapshotCheck) checkUnreachableMatch(v *snapshot.VirtualService, m matc
 		})
 		if len(bound) == 0 {
 			c.reportWarning(config.UnreachableRoute, v.Resource, at.String()+".gateways", strings.Join(named, ", "),
-				"the match is never reached: the VirtualService is not bound to it", "name it in spec.gateways too, or correct the name")
+				"the match is never reached: the VirtualService is not bound to this gateway", "add the gateway to spec.gateways, or correct its name")
 			return true
 		}
 	}
 	if port := m.GetPort(); port != 0 && !slices.ContainsFunc(bound, func(g string) bool { return c.canArrive(v, g, port) }) {
 		c.reportWarning(config.UnreachableRoute, v.Resource, at.String()+".port", fmt.Sprint(port),
-			"the match is never reached: nothing that the VirtualService is for has this port", "use the port of the Service, not its targetPort; at a gateway, that of the server")
+			"the match is never reached: none of the VirtualService's hosts and gateways has this port", "use the port of the Service, not its targetPort; for a gateway, use the port of the server")
 		return true
 	}
 	return false

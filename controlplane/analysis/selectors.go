@@ -73,7 +73,7 @@ func (c *snapshotCheck) checkSelectors() {
 			key := r.Namespace + "\x00" + config.FormatLabels(s.labels)
 			if before := first[key]; before != nil && slices.Contains(exclusiveKinds, kind) {
 				c.reportWarning(config.MultipleForWorkload, r, cmp.Or(labelField(s), "metadata.name"), config.FormatLabels(s.labels),
-					fmt.Sprintf("it selects the same workloads as the older %s which takes effect", describeResource(before)), "merge the two documents, or give them different selectors")
+					fmt.Sprintf("the older %s selects the same workloads and takes effect instead of this document", describeResource(before)), "merge the two documents, or give them different selectors")
 			}
 			first[key] = cmp.Or(first[key], r)
 		}
@@ -204,8 +204,8 @@ func (c *snapshotCheck) checkWorkloadPort(r *config.Resource, labels map[string]
 		}
 	}
 	if target != 0 {
-		c.reportWarning(config.PortNotServed, r, field, fmt.Sprint(port), "it is the port of a service; policies are for ports of workloads, and none of these serves it",
-			fmt.Sprintf("use %d, which is where the workloads listen", target))
+		c.reportWarning(config.PortNotServed, r, field, fmt.Sprint(port), "this is the port of a service, but policies apply to ports of workloads, and no selected workload serves it",
+			fmt.Sprintf("use %d, the port on which the workloads listen", target))
 	}
 }
 
@@ -216,7 +216,7 @@ func (c *snapshotCheck) checkIdentities(p snapshot.Policy) {
 			for k, namespace := range from.GetSource().GetNamespaces() {
 				if !strings.Contains(namespace, "*") && !c.knownNamespace(namespace) {
 					c.report(config.UnknownIdentity, config.Info, p.Resource, fmt.Sprintf("%s.namespaces[%d]", at, k), namespace,
-						"nothing is known of this namespace: no caller is of it", "correct the namespace")
+						"the namespace has no known workload, service or document, so no caller matches", "correct the namespace")
 				}
 			}
 			for k, principal := range from.GetSource().GetPrincipals() {
@@ -236,7 +236,7 @@ func (c *snapshotCheck) checkPrincipal(p snapshot.Policy, field, principal strin
 		c.reportWarning(config.UnknownIdentity, p.Resource, field, principal, "no caller has a principal of this form",
 			"write it as TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT, without spiffe://")
 	case !c.knownNamespace(parts[2]):
-		c.report(config.UnknownIdentity, config.Info, p.Resource, field, principal, fmt.Sprintf("nothing is known of the namespace %s: no caller is of it", parts[2]),
+		c.report(config.UnknownIdentity, config.Info, p.Resource, field, principal, fmt.Sprintf("the namespace %s has no known workload, service or document, so no caller matches", parts[2]),
 			"correct the namespace")
 	}
 }

@@ -42,7 +42,7 @@ func (c *snapshotCheck) checkOwnTLS(r *config.Resource, field string, labels map
 		mode = c.s.MTLSMode(r.Namespace, registry.WorkloadLabels(w), port)
 	}
 	if mode != snapshot.Disable {
-		c.reportNoEffect(r, field, "", fmt.Sprintf("has no effect: the port accepts the mesh's TLS (%s)", mode),
+		c.reportNoEffect(r, field, "", fmt.Sprintf("has no effect, because the port accepts the mesh's mutual TLS (%s)", mode),
 			fmt.Sprintf("set portLevelMtls of the workloads' PeerAuthentication to DISABLE for port %d", port))
 	}
 }

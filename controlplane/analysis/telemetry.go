@@ -34,12 +34,12 @@ func (c *snapshotCheck) checkProviders(r *config.Resource, field, what string, r
 		service, port := snapshot.CollectorService(provider)
 		switch {
 		case provider == nil:
-			c.reportWarning(config.UnknownProvider, r, at, ref.GetName(), "the mesh configuration has no such extension provider: there are no "+what+" of it",
+			c.reportWarning(config.UnknownProvider, r, at, ref.GetName(), "the mesh configuration has no extension provider with this name, so proxies produce no "+what+" for it",
 				"add it to extensionProviders, or correct the name")
 		case !fits(provider):
-			c.reportWarning(config.UnknownProvider, r, at, ref.GetName(), "the extension provider is none of "+what, "name another one")
+			c.reportWarning(config.UnknownProvider, r, at, ref.GetName(), "the extension provider does not support "+what, "name a provider that does")
 		case service != "" && !c.hasCollector(service, port, r.Namespace):
-			c.reportWarning(config.UnknownProvider, r, at, ref.GetName(), fmt.Sprintf("its service %s, port %d, is not visible here: there are no %s of it", service, port, what),
+			c.reportWarning(config.UnknownProvider, r, at, ref.GetName(), fmt.Sprintf("its service %s, port %d, is not visible in this namespace, so proxies produce no %s for it", service, port, what),
 				"add a Service or ServiceEntry for it, with the provider's port")
 		}
 	}

@@ -50,13 +50,13 @@ func (c *snapshotCheck) checkRules(v *snapshot.VirtualService) {
 		to := c.s.Delegate(v.Resource, r.GetDelegate())
 		if to == nil {
 			c.reportWarning(config.UnknownDelegate, v.Resource, at, r.GetDelegate().GetName(),
-				"there is no such VirtualService without hosts, or it is not exported to here: the route is left out", "add it, or correct the name and namespace")
+				"no delegate VirtualService with this name is visible in this namespace, so the route is left out", "add the delegate (a VirtualService without hosts) or export it, or correct its name and namespace")
 			continue
 		}
 		for j, own := range to.Spec.(*networking.VirtualService).GetHttp() {
 			if _, possible := snapshot.MergeMatches(r.GetMatch(), own.GetMatch()); !possible {
 				c.reportWarning(config.UnreachableRoute, v.Resource, at, r.GetDelegate().GetName(),
-					fmt.Sprintf("spec.http[%d] of the delegate is left out: its match cannot be joined with that of this route", j),
+					fmt.Sprintf("spec.http[%d] of the delegate is left out: its match cannot be combined with the match of this route", j),
 					"make the delegate match what this route matches: a path that begins with its prefix, and the same values of all other conditions")
 			}
 		}
@@ -83,7 +83,7 @@ func (c *snapshotCheck) checkHosts(v *snapshot.VirtualService, taken map[exporte
 		written, of := v.Spec.GetHosts()[i], exportedHost{host, exported}
 		if first := taken[of]; first != nil && first != v {
 			c.reportWarning(config.HostConflict, v.Resource, fmt.Sprintf("spec.hosts[%d]", i), written,
-				fmt.Sprintf("sidecars follow the older %s for this host; this one has no effect on them", first.Key),
+				fmt.Sprintf("sidecars use the older %s for this host; this VirtualService has no effect on sidecars", first.Key),
 				"put all routes of the host into one VirtualService")
 			continue
 		}
@@ -127,7 +127,7 @@ func (c *snapshotCheck) checkDestination(v *snapshot.VirtualService, d snapshot.
 	host := d.Destination.GetHost()
 	svc := c.lookupService(host, v.Namespace)
 	if svc == nil {
-		c.reportUnknownHost(v.Resource, d.Path()+".host", host, "what is routed there is answered with 503")
+		c.reportUnknownHost(v.Resource, d.Path()+".host", host, "requests to it are answered with 503")
 		return
 	}
 	c.checkPort(v, d, svc)
@@ -146,8 +146,8 @@ func (c *snapshotCheck) checkPort(v *snapshot.VirtualService, d snapshot.Destina
 	for i, p := range svc.Ports {
 		ports[i] = fmt.Sprint(p.Number)
 	}
-	c.reportWarning(config.UnknownPort, v.Resource, d.Path()+".port.number", fmt.Sprint(number), fmt.Sprintf("%s has no port %d: what is routed there is answered with 503", svc.Hostname, number),
-		"its ports are "+strings.Join(ports, ", "))
+	c.reportWarning(config.UnknownPort, v.Resource, d.Path()+".port.number", fmt.Sprint(number), fmt.Sprintf("%s has no port %d: requests to it are answered with 503", svc.Hostname, number),
+		"use one of its ports: "+strings.Join(ports, ", "))
 }
 
 func (c *snapshotCheck) checkSubset(v *snapshot.VirtualService, d snapshot.DestinationRef, svc *registry.Service) {
@@ -174,10 +174,10 @@ func (c *snapshotCheck) checkSubset(v *snapshot.VirtualService, d snapshot.Desti
 		if n := c.suggestName(name, names); n != "" {
 			remedy = fmt.Sprintf("did you mean %q?", n)
 		} else if len(names) > 0 {
-			remedy = fmt.Sprintf("%s has the subsets %s", rule.From[0].Key, strings.Join(names, ", "))
+			remedy = fmt.Sprintf("use one of the subsets of %s: %s", rule.From[0].Key, strings.Join(names, ", "))
 		}
 	}
-	c.reportWarning(config.UnknownSubset, v.Resource, d.Path()+".subset", name, fmt.Sprintf("%s has no such subset: what is routed there is answered with 503", svc.Hostname), remedy)
+	c.reportWarning(config.UnknownSubset, v.Resource, d.Path()+".subset", name, fmt.Sprintf("%s has no such subset: requests to it are answered with 503", svc.Hostname), remedy)
 }
 
 // selectiveRules returns the DestinationRules of a namespace with a workload selector.

@@ -14,8 +14,8 @@ const (
 )
 
 // CheckCEL checks that all supported Envoy versions accept an expression of the Common Expression Language (CEL). The
-// expression must be well-formed, and call only functions that all these versions have. At run time, an attribute that
-// does not exist has no value.
+// expression must be well-formed, and call only functions that all these versions have. CheckCEL does not check the
+// names of attributes: at run time, an unknown attribute has no value.
 func CheckCEL(expression string) error {
 	if len(expression) > maxCEL {
 		return fmt.Errorf("the expression has %d characters; at most %d are allowed", len(expression), maxCEL)
@@ -29,7 +29,7 @@ func CheckCEL(expression string) error {
 		return err
 	}
 	if t := p.peek(); t.kind != celEnd {
-		return fmt.Errorf("%q is not expected there", t.text)
+		return fmt.Errorf("%q is not expected at this position", t.text)
 	}
 	return nil
 }

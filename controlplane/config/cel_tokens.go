@@ -83,7 +83,7 @@ func celTokenAt(text string) (token celToken, size int, err error) {
 			return celToken{kind: celOperator, text: sign}, len(sign), nil
 		}
 	}
-	return token, 0, fmt.Errorf("%q has no meaning in an expression", string([]rune(text)[0]))
+	return token, 0, fmt.Errorf("the character %q is not allowed in an expression", string([]rune(text)[0]))
 }
 
 func isWordByte(b byte) bool {
@@ -117,7 +117,7 @@ func celString(text string) (token celToken, size int, err error) {
 			}
 			plain, ok := celEscapes[text[i]]
 			if !ok {
-				return token, 0, fmt.Errorf("%s is not an escape", strconv.Quote(text[i-1:i+1]))
+				return token, 0, fmt.Errorf("%s is not a supported escape sequence", strconv.Quote(text[i-1:i+1]))
 			}
 			value.WriteByte(plain)
 		default:

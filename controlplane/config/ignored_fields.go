@@ -29,19 +29,19 @@ var ignoredFields = map[protoreflect.FullName]ignoredField{
 
 	"istio.networking.v1alpha3.WorkloadEntry.network": {reason: ": all networks are assumed to reach each other", remedy: noSubstitute},
 
-	"istio.mesh.v1alpha1.MeshConfig.CertificateData.spiffe_bundle_url": {reason: ": no bundles are fetched, and the certificates of this one are not trusted", remedy: "put its certificates into pem"},
+	"istio.mesh.v1alpha1.MeshConfig.CertificateData.spiffe_bundle_url": {reason: ": the control plane fetches no trust bundles, so the certificates of this bundle are not trusted", remedy: "put its certificates into pem"},
 	"istio.mesh.v1alpha1.MeshConfig.CertificateData.trust_domains":     {reason: ": the roots are trusted for identities of all trust domains of the mesh", remedy: noSubstitute},
 	"istio.mesh.v1alpha1.MeshConfig.CertificateData.cert_signers":      {reason: ": all agents receive the roots", remedy: noSubstitute},
 
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.OpenTelemetryTracingProvider.resource_detectors":           {remedy: noSubstitute},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.OpenTelemetryTracingProvider.service_attribute_enrichment": {remedy: noSubstitute},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.OpenTelemetryTracingProvider.dynatrace_sampler":            {remedy: "set randomSamplingPercentage in a Telemetry"},
-	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.HttpHeader.env_name":                                       {reason: ": it names an environment variable of the proxy, whose agent this control plane does not start; the header is empty", remedy: "set value"},
+	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.HttpHeader.env_name":                                       {reason: ": the control plane does not know the environment variables of proxies, so the header is empty", remedy: "set value"},
 
 	"istio.telemetry.v1alpha1.Metrics.reporting_interval":        {reason: ": connections are counted when they open and close", remedy: noSubstitute},
 	"istio.extensions.v1alpha1.WasmPlugin.verification_key":      {reason: ": a module without its signature would run", remedy: "pin the module by sha256", unsafe: true},
-	"istio.networking.v1beta1.ProxyConfig.environment_variables": {reason: ": the environment of a proxy is its agent's, which this control plane does not start", remedy: "set them for the agent", started: true},
-	"istio.networking.v1beta1.ProxyConfig.image":                 {reason: ": nothing is injected here", remedy: noSubstitute},
+	"istio.networking.v1beta1.ProxyConfig.environment_variables": {reason: ": a proxy has the environment of its agent, and this control plane does not start agents", remedy: "set them for the agent", started: true},
+	"istio.networking.v1beta1.ProxyConfig.image":                 {reason: ": this control plane does not inject sidecars", remedy: noSubstitute},
 	"istio.networking.v1beta1.ProxyConfig.concurrency":           {reason: ": agents read it when they start, before they reach a control plane", remedy: "set it in the agent's ProxyConfig (the annotation proxy.istio.io/config, or PROXY_CONFIG)", started: true},
 }
 

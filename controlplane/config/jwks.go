@@ -14,7 +14,7 @@ func readKeySet(data []byte) ([]jose.JSONWebKey, error) {
 		Keys []json.RawMessage `json:"keys"`
 	}
 	if err := json.Unmarshal(data, &set); err != nil {
-		return nil, fmt.Errorf("it is not JSON of a JWK set: %w", jsonError(err))
+		return nil, fmt.Errorf("it is not a JWK set in JSON: %w", jsonError(err))
 	}
 	var out []jose.JSONWebKey
 	for _, raw := range set.Keys {

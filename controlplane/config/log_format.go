@@ -81,7 +81,7 @@ func checkHeaderArgument(text string) error {
 	return nil
 }
 
-// Arguments of a command in parentheses. From someArguments on they are required.
+// The rules for a command's arguments in parentheses. someArguments and the following values require arguments.
 const (
 	noArguments = iota
 	optionalArguments

@@ -16,7 +16,7 @@ import (
 func ReadMesh(file string, text []byte) (*meshconfig.MeshConfig, []Problem) {
 	mesh := &meshconfig.MeshConfig{}
 	if _, err := protoyaml.Unmarshal(string(text), mesh); err != nil {
-		return nil, []Problem{meshProblem(file, text, err.Error(), "the fields are those of Istio's MeshConfig")}
+		return nil, []Problem{meshProblem(file, text, err.Error(), "use the fields of Istio's MeshConfig")}
 	}
 	warnings, err := CheckMesh(mesh)
 	if err != nil {

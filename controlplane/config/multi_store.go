@@ -6,7 +6,8 @@ import (
 	"sync"
 )
 
-// MultiStore combines several stores. If two stores have a resource of one name, that of the first store is in force.
+// MultiStore combines several stores. If two stores have a resource with the same name, the resource of the first store
+// is in force.
 type MultiStore struct{ stores []Store }
 
 // NewMultiStore returns a store that combines the stores, the first with the highest precedence.

@@ -138,7 +138,7 @@ func (d *document) lookupKind(h objectHeader) (info kindInfo, ok bool) {
 	switch {
 	case h.root.Kind != yaml.MappingNode:
 		d.invalidName = true
-		d.refuseAs(NoSuchKind, d.nodePosition(h.root), "", h.root.Value, "not a resource: a document is a mapping with apiVersion, kind, metadata and spec", "write it as one, or move it elsewhere")
+		d.refuseAs(NoSuchKind, d.nodePosition(h.root), "", h.root.Value, "not a resource: a document is a mapping with apiVersion, kind, metadata and spec", "write it as a resource, or move it to another directory")
 		return info, false
 	case h.kind == "" || h.apiVersion == "":
 		d.unknownKind = h.kind == ""

@@ -70,7 +70,8 @@ type ParsedFile struct {
 	Policies   []*RefusedPolicy // the refused policies, in the order of the text
 }
 
-// ParsedDocument is the result of one document. Resource is nil if the document is refused or its kind has no effect.
+// ParsedDocument is the result of parsing one document. Resource is nil if the document is refused or its kind has no
+// effect.
 type ParsedDocument struct {
 	Key         Key
 	At          Position

@@ -104,18 +104,18 @@ func ExplainCode(code string) (CodeInfo, bool) {
 }
 
 var codes = []CodeInfo{
-	{Unreadable, "unreadable", "A file or document cannot be read: its syntax, its encoding or its size.", "Fix the syntax at the reported position."},
-	{NoSuchKind, "no such kind", "The document is of no known kind or API version, or has no name.", "Correct apiVersion, kind or metadata.name."},
-	{NoSuchField, "no such field", "A field does not exist in this kind.", "Correct its spelling or its indentation."},
+	{Unreadable, "unreadable", "A file or document cannot be read, because of its syntax, its encoding or its size.", "Fix the syntax at the reported position."},
+	{NoSuchKind, "no such kind", "The control plane does not know the document's kind or API version, or the document has no name.", "Correct apiVersion, kind or metadata.name."},
+	{NoSuchField, "no such field", "The document has a field that its kind does not have.", "Correct its spelling or its indentation."},
 	{InvalidValue, "invalid value", "A value is missing, is of the wrong type, is out of range, or contradicts another value of the document.", "Set a value that the remedy describes."},
-	{DuplicateName, "duplicate name", "Two documents have the same kind, namespace and name; the first one is in force.", "Rename or remove one."},
+	{DuplicateName, "duplicate name", "Two documents have the same kind, namespace and name; the first one is in force.", "Rename or remove one of them."},
 	{NoEffect, "no effect", "The document is in force, but a part of it has no effect here.", "Remove it, or use the replacement in the remedy."},
 	{KindNoEffect, "kind without effect", "The document was read, but its kind has no effect here.", "Nothing: it is fine to keep it."},
 	{Questionable, "questionable", "The document is in force, but a part of it probably does not have the expected effect.", "Check the reported field."},
 	{UnsafeToIgnore, "unsafe to ignore", "A field that restricts access has no effect here; the document is refused, because it would permit more than intended.", "Use the replacement in the remedy."},
 	{MeshConfigRefused, "mesh configuration refused", "The mesh configuration file is refused; its last accepted version stays in force.", "Fix the file."},
 	{CertificateNotValid, "certificate not valid now", "A certificate of a Secret has expired or is not valid yet: peers that verify it refuse the connection.", "Replace it with a certificate that is valid now."},
-	{AmbiguousWord, "ambiguous word", "An unquoted word (yes, no, on, off, y, n) that kubectl and Istio, which use YAML 1.1, read as true or false, and other parsers read as text.", "Quote it if text is meant; otherwise write true or false."},
+	{AmbiguousWord, "ambiguous word", "The document contains an unquoted yes, no, on, off, y or n. kubectl and Istio, which use YAML 1.1, read this word as true or false; other parsers read it as text.", "Quote it if text is meant; otherwise write true or false."},
 
 	{UnknownHost, "unknown host", "A rule, or an ExternalName, names a host that no Service or ServiceEntry has: requests that are routed there receive a 503, and a rule for it has no effect.", "Correct the host, or add a Service or ServiceEntry."},
 	{UnknownPort, "unknown port", "A rule names a port that the service does not have, a Sidecar names a port that none of its egress hosts has, or an alias has a port that its service does not have.", "Use one of the service's ports."},
@@ -123,7 +123,7 @@ var codes = []CodeInfo{
 	{UnknownGateway, "unknown gateway", "A VirtualService is bound to a Gateway that does not exist.", "Correct the name (namespace/name), or add the Gateway."},
 	{HiddenHost, "hidden host", "The host exists, but its exportTo hides it from the namespace of the document that names it.", "Extend the service's exportTo, or move the rule to a namespace that sees it."},
 	{SubsetWithoutEndpoints, "subset without endpoints", "The service has endpoints, but none of them has the labels of the subset: requests that are routed there receive a 503.", "Correct the subset's labels, or those of the workloads."},
-	{UnknownDelegate, "unknown delegate", "A VirtualService delegates to one that does not exist, or that may not be delegated to.", "Correct the delegate's name and namespace; a delegate has no hosts and no gateways."},
+	{UnknownDelegate, "unknown delegate", "A VirtualService delegates to a VirtualService that does not exist or that cannot be a delegate.", "Correct the delegate's name and namespace; a delegate has no hosts and no gateways."},
 	{UnknownCredential, "unknown credential", "The named certificate does not exist, or is a file of a gateway in another namespace.", "Add the Secret, or correct its name."},
 	{UnknownIdentity, "unknown identity", "A policy names a namespace or service account that no known workload has.", "Correct the name; the form of a principal is TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT."},
 	{KeysNotFetched, "keys not fetched", "The keys of a token issuer cannot be fetched; the previously fetched keys stay in use; if there are none, all tokens of the issuer are refused.", "Make the address reachable for the control plane, correct it, or set the keys in jwks."},
@@ -132,31 +132,31 @@ var codes = []CodeInfo{
 
 	{HostConflict, "host conflict", "Two VirtualServices have routes for one host; sidecars use only the older one.", "Put all routes of the host into one VirtualService, or delegate."},
 	{UnreachableRoute, "unreachable route", "A route or match is never reached: an earlier one matches all its requests, or its gateway, port or delegating route never sends it requests.", "Move the more specific match first, correct its conditions, or remove it."},
-	{RuleShadowed, "rule shadowed", "Two DestinationRules of one namespace have a traffic policy for one host; that of the older one is in force.", "Merge them into one DestinationRule."},
+	{RuleShadowed, "rule shadowed", "Two DestinationRules of one namespace have a traffic policy for one host; the policy of the older rule is in force.", "Merge them into one DestinationRule."},
 	{GatewayOverlap, "gateways overlap", "Two servers of Gateways for the same proxies claim one host on one port; the older one serves it.", "Remove the host from one of them."},
 	{GatewayPortMixed, "gateway port mixed", "Two servers of Gateways for the same proxies use one port with protocols that cannot share it.", "Use another port for one of them."},
 	{ServiceHostConflict, "service host conflict", "Two services claim one host; the older one is in force.", "Merge them, or limit each to its namespace by exportTo."},
 	{SharedAddress, "shared address", "Two services have the same address and the same TCP port: proxies treat all connections to it as connections to one of the two services.", "Change the address of one of them."},
-	{MultipleForWorkload, "several for one workload", "Several documents of a kind apply to the same workloads, where only one can be in force; the oldest is.", "Merge them, or use selectors that do not overlap."},
-	{DuplicateSubset, "duplicate subset", "Two DestinationRules of one namespace define a subset of one name for one host; that of the older one is in force.", "Rename or remove one."},
+	{MultipleForWorkload, "several for one workload", "Several documents of one kind apply to the same workloads, but only one of them can be in force: the oldest.", "Merge them, or use selectors that do not overlap."},
+	{DuplicateSubset, "duplicate subset", "Two DestinationRules of one namespace define a subset with the same name for one host; the subset of the older rule is in force.", "Rename or remove one of them."},
 	{WeightsNot100, "weights not 100", "The weights of a route do not add up to 100. They are used as proportions.", "Make them add up to 100 if they are percentages."},
-	{GatewayHostMissing, "gateway without the host", "A VirtualService is bound to a Gateway none of whose servers has its hosts: its routes are not served there.", "Add the host to the Gateway's server, or bind the VirtualService to another Gateway."},
-	{PortProtocols, "port of two protocols", "Two services of the same workloads list one of their ports with different protocols: the protocol of the service whose host is first in alphabetical order is used.", "Use the same protocol in both, or different ports."},
-	{PolicyNeverAccepted, "policy never accepted", "An AuthorizationPolicy or PeerAuthentication is refused, and no version of it was ever accepted: what it selects is denied (plaintext is refused, for a PeerAuthentication). If its selector cannot be read, if none of its targets is a Gateway, or with --on-invalid-policy=ignore, it protects nothing.", "Correct the document as its other findings describe."},
+	{GatewayHostMissing, "gateway without the host", "A VirtualService is bound to a Gateway, but no server of the Gateway has the hosts of the VirtualService: the Gateway does not serve its routes.", "Add the host to the Gateway's server, or bind the VirtualService to another Gateway."},
+	{PortProtocols, "port of two protocols", "Two services select the same workloads and specify different protocols for the same port of these workloads: proxies use the protocol of the service whose host is first in alphabetical order.", "Use the same protocol in both, or different ports."},
+	{PolicyNeverAccepted, "policy never accepted", "An AuthorizationPolicy or PeerAuthentication is refused, and no version of it was ever accepted. Until it is corrected, all requests to the selected workloads are denied (for a PeerAuthentication: plaintext connections are refused). The policy protects nothing if its selector cannot be read, if none of its targets is a Gateway, or with --on-invalid-policy=ignore.", "Correct the document as its other findings describe."},
 	{GatewayAccountUnknown, "gateway account unknown", "The Gateway selects no known workload with a service account in the namespace of its Secret: no proxy receives the Secret, and the server is not available.", "Name the gateway's service account in the Secret's annotation pilotfish.dev/service-accounts, or add a WorkloadEntry of the gateway with its labels and serviceAccount."},
 
-	{SelectsNothing, "selects nothing", "The selector matches no known workload and no known service: the document has no effect.", "Correct the labels or the namespace."},
+	{SelectsNothing, "selects nothing", "The document's selector matches no known workload and no known service: the document has no effect.", "Correct the labels or the namespace."},
 	{PortNotServed, "port not served", "A policy names a port that none of the selected workloads serves.", "Use the port of the workload (targetPort), not that of the service."},
 
-	{PlaintextToStrict, "plaintext to strict", "A DestinationRule makes clients use plaintext, or TLS without the mesh's certificates, where the workloads accept mutual TLS only: the requests fail.", "Remove trafficPolicy.tls, or use ISTIO_MUTUAL; or make the PeerAuthentication PERMISSIVE."},
+	{PlaintextToStrict, "plaintext to strict", "A DestinationRule makes clients use plaintext, or TLS without the mesh's certificates, but the workloads accept only mutual TLS: the requests fail.", "Remove trafficPolicy.tls, or use ISTIO_MUTUAL; or make the PeerAuthentication PERMISSIVE."},
 	{StrictWithoutSidecar, "strict without sidecar", "STRICT mutual TLS is configured for a workload without a sidecar: it is not enforced.", "Add a sidecar to the workload (label security.istio.io/tlsMode: istio)."},
-	{MutualToPlaintext, "mutual TLS to plaintext", "A DestinationRule makes clients use the mesh's mutual TLS where no endpoint supports it: the requests fail.", "Remove trafficPolicy.tls, or add sidecars to the workloads."},
-	{PrincipalsUnprovable, "principals unprovable", "A policy matches principals or namespaces of clients where mutual TLS is disabled: no client can prove one.", "Enable mutual TLS there, or match by ipBlocks."},
+	{MutualToPlaintext, "mutual TLS to plaintext", "A DestinationRule makes clients use the mesh's mutual TLS, but no endpoint supports it: the requests fail.", "Remove trafficPolicy.tls, or add sidecars to the workloads."},
+	{PrincipalsUnprovable, "principals unprovable", "A policy matches principals or namespaces of clients, but mutual TLS is disabled for its workloads: clients cannot prove who they are.", "Enable mutual TLS there, or match by ipBlocks."},
 	{RequestUnverified, "request unverified", "A policy requires claims of a token, but no RequestAuthentication verifies tokens for its workloads: no request can meet the condition.", "Add a RequestAuthentication for the same workloads."},
-	{HTTPRuleOnTCP, "HTTP rule on TCP", "A policy matches HTTP attributes at a port that is not HTTP: an ALLOW rule never matches there (info), and a DENY rule ignores these attributes and refuses connections. Or it uses an HTTP provider for connections, which are denied.", "Limit the rule to the HTTP ports by to.operation.ports, or name the port http-…."},
+	{HTTPRuleOnTCP, "HTTP rule on TCP", "A policy matches HTTP attributes at a port that does not use HTTP: an ALLOW rule never matches at this port (severity info), and a DENY rule ignores these attributes and refuses connections. Or a CUSTOM policy with an HTTP provider applies to a port that does not use HTTP: connections that match it are denied.", "Limit the rule to the HTTP ports by to.operation.ports, or name the port http-…."},
 
 	{RejectedByEnvoy, "rejected by Envoy", "An Envoy rejected the resources that were generated from these documents; its previous resources stay in force.", "Check the reported documents, beginning with the first."},
-	{PatchSkipped, "patch skipped", "The result of an EnvoyFilter's patch would be rejected by Envoy: the patch is skipped there, and the other patches are applied.", "Correct the patch's value, or restrict its match."},
+	{PatchSkipped, "patch skipped", "Envoy would reject the result of an EnvoyFilter's patch: the control plane skips the patch for this resource and applies the other patches.", "Correct the patch's value, or restrict its match."},
 }
 
 // SuppressAnnotation lists the codes of accepted findings about a document, separated by commas, or "*". Errors cannot
@@ -184,7 +184,7 @@ func Unsuppressed(problems []Problem, store Store) []Problem {
 	})
 }
 
-// usualCode returns the code of a problem that has no specific one.
+// usualCode returns the code of a problem that has no specific code.
 func usualCode(s Severity) Code {
 	if s == Error {
 		return InvalidValue

@@ -121,7 +121,7 @@ func mappingField(mapping *yaml.Node, name string) *yaml.Node {
 	return nil
 }
 
-// policyReader reads of a refused policy what identifies its workloads.
+// policyReader reads the parts of a refused policy that identify its workloads.
 type policyReader struct{ document }
 
 // misplacedField returns the reason if the policy may be meant for another namespace or other workloads than those that
@@ -218,7 +218,7 @@ func describeUnsupportedTargets(spec proto.Message) string {
 	if len(refs) == 0 || slices.ContainsFunc(refs, TargetsGateway) {
 		return ""
 	}
-	return fmt.Sprintf("its target is a %s, and there are no waypoints here: only a Gateway of gateway.networking.k8s.io can be a target", refs[0].GetKind())
+	return fmt.Sprintf("its target is a %s, but this mesh has no waypoints: only a Gateway of gateway.networking.k8s.io can be a target", refs[0].GetKind())
 }
 
 // PolicyTargets returns the targets of a policy for workloads.
@@ -239,7 +239,7 @@ func TargetsGateway(ref *typev1beta1.PolicyTargetReference) bool {
 	return ref.GetKind() == "Gateway" && ref.GetGroup() == "gateway.networking.k8s.io" && ref.GetName() != ""
 }
 
-// denyAll completes a spec of which only the targets were read.
+// denyAll completes a spec that contains only the targets, so that it denies all traffic to them.
 func denyAll(spec proto.Message) proto.Message {
 	switch p := spec.(type) {
 	case *security.PeerAuthentication:
@@ -265,7 +265,7 @@ func (p *RefusedPolicy) NewProblem(on OnInvalidPolicy, inForce bool) Problem {
 		out.Remedy = "correct the document"
 	case on == IgnoreInvalid:
 		out.Message = never + "and it protects nothing: --on-invalid-policy=ignore is set"
-		out.Remedy = "correct the field; --on-invalid-policy=deny denies what it selects until then"
+		out.Remedy = "correct the field; with --on-invalid-policy=deny, requests to the selected workloads are denied until then"
 	default:
 		out.Message = never + "and the denial of another refused document with this name is in force instead"
 		out.Remedy = "correct the field, and rename one of the two documents"

@@ -31,7 +31,7 @@ func checkRegex(expr string) error {
 	return checkEscapes(expr)
 }
 
-var errRegexSize = errors.New("it is too large for a proxy when it is compiled")
+var errRegexSize = errors.New("its compiled form exceeds Envoy's size limit")
 
 var letterEscape = regexp.MustCompile(`^\\(?:x\{([0-9A-Fa-f]+)\}|([0-7]{3}))`)
 
@@ -55,8 +55,9 @@ func checkEscapes(expr string) error {
 // maxProgram is the maximum program size in the bootstrap of an agent's Envoy: re2.max_program_size.error_level.
 const maxProgram = 32768
 
-// programSize returns an upper estimate of Envoy's program size: one instruction for each of Go's, one for each
-// character range, and eight more for a range beyond ASCII, which compiles to byte sequences.
+// programSize returns an upper estimate of Envoy's program size. It counts one instruction for each instruction of Go's
+// program and for each character range. It counts eight more for each range beyond ASCII, which compiles to byte
+// sequences.
 func programSize(parsed *syntax.Regexp) int {
 	program, err := syntax.Compile(parsed.Simplify())
 	if err != nil {

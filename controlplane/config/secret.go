@@ -114,7 +114,7 @@ func (d *document) readSecretParts(n *yaml.Node, path string, decode func(string
 		return out
 	}
 	if n.Kind != yaml.MappingNode {
-		d.refuseAt(d.nodePosition(n), path, "", "expected fields", "write one `name: value` a line below it")
+		d.refuseAt(d.nodePosition(n), path, "", "expected fields", "write the fields below it, one `name: value` per line")
 		return out
 	}
 	for i := 0; i+1 < len(n.Content); i += 2 {
@@ -130,7 +130,7 @@ func (d *document) readSecretParts(n *yaml.Node, path string, decode func(string
 		}
 		part, err := decode(text)
 		if value.Kind != yaml.ScalarNode || err != nil {
-			d.refuseAt(d.nodePosition(value), at, "", "not base64", "encode it, or write it as it is under stringData")
+			d.refuseAt(d.nodePosition(value), at, "", "not base64", "encode it, or move the unencoded value to stringData")
 			continue
 		}
 		out[name] = part
@@ -201,7 +201,7 @@ func checkPair(spec *SecretSpec) error {
 		if block, _ := pem.Decode(spec.Key); block == nil {
 			return errors.New("tls.key is not PEM")
 		}
-		return errors.New("the certificate and the key do not belong together, or cannot be read")
+		return errors.New("the certificate and the key do not match, or cannot be read")
 	}
 	if err := checkCertificates(spec.Certificate); err != nil {
 		return fmt.Errorf("tls.crt: %w", err)

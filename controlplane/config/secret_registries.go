@@ -18,7 +18,7 @@ func checkRegistries(content []byte) error {
 		} `json:"auths"`
 	}
 	if json.Unmarshal(content, &file) != nil || len(file.Auths) == 0 {
-		return errors.New("not the configuration of a client of container registries")
+		return errors.New("not a Docker configuration with credentials for container registries")
 	}
 	for _, registry := range file.Auths {
 		if registry.Auth == "" {

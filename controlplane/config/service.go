@@ -6,7 +6,7 @@ import (
 
 // ServiceSpec contains the fields of a Kubernetes Service's spec that the control plane uses.
 type ServiceSpec struct {
-	// Type is ClusterIP if the document has none.
+	// Type is the type of the Service: ClusterIP if the document does not specify one.
 	Type      string
 	ClusterIP string // "None" for a headless service, empty if not set
 	// ClusterIPs lists the addresses of a Service that has several: one of each IP family.

@@ -25,7 +25,7 @@ type resourceTable struct {
 // NewFileStore returns an empty store for the documents of files, and the function that changes it. apply puts and
 // deletes resources in one change, notifies the subscribers and returns the keys that differ.
 //
-// A resource whose document specifies no creation time has none. The time at which a file was first seen is not used,
+// If a document specifies no creation time, its resource has none. The time at which a file was first seen is not used,
 // because two control planes with the same files may have started at different times and must decide equally.
 func NewFileStore() (store Store, apply func(put []*Resource, del []Key) (changed []Key)) {
 	t := newTable(func() time.Time { return time.Time{} })

@@ -210,7 +210,7 @@ func isCIDR(text string) bool {
 func (s validator) checkCIDRs(list []string) {
 	for i, text := range list {
 		if !isCIDR(text) {
-			s.index(i).refuse(text, "not an address or a range of addresses", "as in 10.0.0.1 or 10.0.0.0/8")
+			s.index(i).refuse(text, "not an address or a range of addresses", "use a value such as 10.0.0.1 or 10.0.0.0/8")
 		}
 	}
 }

@@ -93,7 +93,7 @@ func (s validator) checkLoadBalancer(lb *networking.LoadBalancerSettings) {
 			at.field("httpHeaderName").checkHeaderName(key.HttpHeaderName)
 		case *networking.LoadBalancerSettings_ConsistentHashLB_HttpQueryParameterName:
 			if key.HttpQueryParameterName == "" {
-				at.field("httpQueryParameterName").refuse("", "the parameter has no name", "name it")
+				at.field("httpQueryParameterName").refuse("", "the parameter has no name", "set the name of the parameter")
 			}
 		}
 		if cookie := hash.GetHttpCookie(); cookie != nil {

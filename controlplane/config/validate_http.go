@@ -155,7 +155,7 @@ func (s validator) checkHeaderValue(value string) {
 	}
 	// In Envoy's configuration a literal percent sign is written twice.
 	if size := len(value) + strings.Count(value, "%"); size > maxHeader {
-		s.refuse(value, fmt.Sprintf("%d bytes for a header, percent signs counted twice; at most %d are allowed", size, maxHeader), "shorten it")
+		s.refuse(value, fmt.Sprintf("the header's value has %d bytes (each percent sign counts as two); at most %d are allowed", size, maxHeader), "shorten it")
 	}
 }
 
@@ -169,7 +169,7 @@ func (s validator) checkRewrite(r *networking.HTTPRewrite) {
 	case regex != nil && r.GetUri() != "":
 		s.refuse("", "uri and uriRegexRewrite exclude each other", "keep one")
 	case regex != nil && regex.GetMatch() == "":
-		s.field("uriRegexRewrite").field("match").refuse("", "no expression", "set the expression to replace")
+		s.field("uriRegexRewrite").field("match").refuse("", "the regular expression is missing", "set the expression that matches the text to replace")
 	case regex != nil:
 		s.field("uriRegexRewrite").field("match").checkRegex(regex.GetMatch())
 	}
@@ -201,6 +201,6 @@ const MaxDirectResponse = 1 << 20
 func (s validator) checkDirectResponse(r *networking.HTTPDirectResponse) {
 	s.field("status").checkRange(int64(r.GetStatus()), 200, 599, "set a status code, as in 503")
 	if size := max(len(r.GetBody().GetString_()), len(r.GetBody().GetBytes())); size > MaxDirectResponse {
-		s.field("body").refuse(size, "more than 1 MiB", "serve it from a workload")
+		s.field("body").refuse(size, "the body is larger than 1 MiB", "serve it from a workload")
 	}
 }

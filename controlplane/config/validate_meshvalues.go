@@ -45,7 +45,7 @@ func (s validator) checkMeshValues(mesh *meshconfig.MeshConfig) {
 	for name, port := range map[string]int32{
 		"proxyListenPort": mesh.GetProxyListenPort(), "proxyInboundListenPort": mesh.GetProxyInboundListenPort(), "proxyHttpPort": mesh.GetProxyHttpPort(),
 	} {
-		s.field(name).checkRange(int64(port), 0, 65535, "set a port, or 0 for the usual one")
+		s.field(name).checkRange(int64(port), 0, 65535, "set a port, or 0 for the default port")
 	}
 	s.checkDistinctPorts(mesh)
 	for i, p := range mesh.GetExtensionProviders() {
@@ -108,7 +108,7 @@ func (s validator) checkLogPath(file string) {
 		s.refuse(file, "not the path of a file", "write it on one line")
 	case file == "":
 	case strings.HasSuffix(file, "/"), path.Clean(file) == ".":
-		s.refuse(file, "a folder, not a file", "as in /dev/stdout")
+		s.refuse(file, "a folder, not a file", "use a value such as /dev/stdout")
 	}
 }
 
@@ -141,6 +141,6 @@ func (s validator) checkRoots(text string) {
 		}
 	}
 	if n == 0 {
-		s.refuse(size, "there is no certificate in it", remedy)
+		s.refuse(size, "it contains no certificate", remedy)
 	}
 }

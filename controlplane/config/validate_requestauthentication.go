@@ -47,10 +47,10 @@ func (s validator) checkTargets(selector *typev1beta1.WorkloadSelector, ref *typ
 
 func (s validator) checkTarget(ref *typev1beta1.PolicyTargetReference) {
 	if ref.GetKind() == "" {
-		s.field("kind").refuse("", "no kind", "set the kind of the target, as in kind: Gateway")
+		s.field("kind").refuse("", "the kind is missing", "set the kind of the target, as in kind: Gateway")
 	}
 	if ref.GetName() == "" {
-		s.field("name").refuse("", "no name", "set the kind and name of the target")
+		s.field("name").refuse("", "the name is missing", "set the kind and name of the target")
 	}
 	if ref.GetNamespace() != "" {
 		s.field("namespace").refuse(ref.GetNamespace(), "the target of a policy must be in the namespace of the policy", "remove the field, and move the policy to the target's namespace")
@@ -82,7 +82,7 @@ func (s validator) checkJWTRule(rule *security.JWTRule) {
 	s.checkKeys(rule)
 	for i, audience := range rule.GetAudiences() {
 		if audience == "" {
-			s.item("audiences", i).refuse("", "an empty audience", "remove it, or remove the list to accept tokens for any audience")
+			s.item("audiences", i).refuse("", "the audience is empty", "remove it, or remove the list to accept tokens for any audience")
 		}
 	}
 	s.checkTokenSources(rule)
@@ -123,7 +123,7 @@ func isHTTPAddress(text string) bool {
 
 func (s validator) checkHTTPAddress(text string) {
 	if !isHTTPAddress(text) || len(text) > 2048 {
-		s.refuse(text, "not a URL of HTTP or HTTPS", "as in https://issuer.example/keys")
+		s.refuse(text, "not a URL of HTTP or HTTPS", "use a value such as https://issuer.example/keys")
 	}
 }
 
@@ -132,12 +132,12 @@ func (s validator) checkTokenSources(rule *security.JWTRule) {
 	for i, h := range rule.GetFromHeaders() {
 		at := s.item("fromHeaders", i)
 		if h.GetName() == "" {
-			at.field("name").refuse("", "no header", "set the name of a header, as in x-jwt-assertion")
+			at.field("name").refuse("", "the name of the header is missing", "set the name of a header, as in x-jwt-assertion")
 		} else {
 			at.field("name").checkHeaderName(h.GetName())
 		}
 		if strings.ContainsAny(h.GetPrefix(), "\r\n\x00") {
-			at.field("prefix").refuse(h.GetPrefix(), "not the beginning of a header's value", "as in \"Bearer \"")
+			at.field("prefix").refuse(h.GetPrefix(), "not the beginning of a header's value", "use a value such as \"Bearer \"")
 		}
 	}
 	for name, list := range map[string][]string{"fromParams": rule.GetFromParams(), "fromCookies": rule.GetFromCookies()} {
@@ -158,7 +158,7 @@ func (s validator) checkTokenOutputs(rule *security.JWTRule) {
 		at := s.item("outputClaimToHeaders", i)
 		at.field("header").checkOutputHeader(o.GetHeader())
 		if o.GetClaim() == "" {
-			at.field("claim").refuse("", "no claim", "set the name of a claim, as in sub or address.city")
+			at.field("claim").refuse("", "the name of the claim is missing", "set the name of a claim, as in sub or address.city")
 		}
 	}
 }
@@ -169,7 +169,7 @@ func (s validator) checkOutputHeader(name string) {
 	lower := strings.ToLower(name)
 	switch {
 	case name == "":
-		s.refuse("", "no header", "set the name of a header, as in x-jwt-claim-sub")
+		s.refuse("", "the name of the header is missing", "set the name of a header, as in x-jwt-claim-sub")
 	case strings.HasPrefix(name, ":") || lower == "host" || lower == "x-forwarded-client-cert" || lower == "x-forwarded-for":
 		s.refuse(name, "a token cannot set this header", "use another header, as in x-jwt-claim-sub")
 	default:

@@ -73,14 +73,14 @@ func (s validator) checkRule(rule *security.Rule) {
 	}
 	for i, from := range rule.GetFrom() {
 		if from.GetSource() == nil {
-			s.item("from", i).refuse("", "no source", "add a source with principals or namespaces")
+			s.item("from", i).refuse("", "the source is missing", "add a source with principals or namespaces")
 			continue
 		}
 		s.item("from", i).field("source").checkSource(from.GetSource())
 	}
 	for i, to := range rule.GetTo() {
 		if to.GetOperation() == nil {
-			s.item("to", i).refuse("", "no operation", "add an operation with methods or paths")
+			s.item("to", i).refuse("", "the operation is missing", "add an operation with methods or paths")
 			continue
 		}
 		s.item("to", i).field("operation").checkOperation(to.GetOperation())
@@ -130,7 +130,7 @@ func (s validator) checkRequestPrincipals(list []string) {
 		case n > MaxRequestPrincipalSlashes:
 			s.index(i).refuse(v, fmt.Sprintf("the value has %d slashes; at most %d are allowed", n, MaxRequestPrincipalSlashes), "use a condition on request.auth.claims[iss] and [sub]")
 		case n == 0 && !strings.Contains(v, "*"):
-			s.index(i).warn(v, "a request principal has the form ISSUER/SUBJECT, so this value matches no request", "as in \"https://issuer.example/*\"")
+			s.index(i).warn(v, "a request principal has the form ISSUER/SUBJECT, so this value matches no request", "use a value such as \"https://issuer.example/*\"")
 		}
 	}
 }
@@ -175,7 +175,7 @@ func isPort(text string) bool {
 func (s validator) checkPolicyPath(p string) {
 	if strings.ContainsAny(p, "{}") {
 		if _, err := EnvoyPathTemplate(p); err != nil {
-			s.refuse(p, "not a valid path template: "+err.Error(), "as in /api/{*}/items/{**}: parts are {*}, at most one {**} after them, or plain text")
+			s.refuse(p, "not a valid path template: "+err.Error(), "use a value such as /api/{*}/items/{**}: parts are {*}, at most one {**} after them, or plain text")
 		}
 		return
 	}
@@ -201,7 +201,7 @@ func (s validator) checkValues(lists map[string][]string) {
 			if value == "" {
 				s.item(name, i).refuse("", "an empty value", "remove it")
 			} else if strings.Contains(strings.Trim(value, "*"), "*") && !strings.Contains(value, "{") || strings.HasPrefix(value, "*") && strings.HasSuffix(value, "*") && len(value) > 1 {
-				s.item(name, i).refuse(value, "a wildcard is only supported at the beginning or the end, or alone", "as in \"/api/*\", \"*/health\" or \"*\"")
+				s.item(name, i).refuse(value, "a wildcard is only supported at the beginning or the end, or alone", "use a value such as \"/api/*\", \"*/health\" or \"*\"")
 			}
 		}
 	}
@@ -249,7 +249,7 @@ func (s validator) checkCondition(c *security.Condition) {
 		return
 	}
 	if len(c.GetValues())+len(c.GetNotValues()) == 0 {
-		s.refuse("", "a condition without values", "set values or notValues")
+		s.refuse("", "the condition has no values", "set values or notValues")
 	}
 	if name, ok := strings.CutPrefix(c.GetKey(), "request.headers["); ok {
 		s.field("key").checkHeaderName(strings.TrimSuffix(name, "]"))

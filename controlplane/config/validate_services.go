@@ -139,7 +139,7 @@ func (s validator) checkWorkloadEntry(we *networking.WorkloadEntry) {
 		address.refuse("", "no address", "set the workload's IP address")
 	case strings.HasPrefix(a, "unix://"):
 		if file := strings.TrimPrefix(a, "unix://"); !path.IsAbs(file) && !strings.HasPrefix(file, "@") {
-			address.refuse(a, "not the path of a socket", "as in unix:///run/app.sock")
+			address.refuse(a, "not the path of a socket", "use a value such as unix:///run/app.sock")
 		}
 		if len(we.GetPorts()) > 0 {
 			s.field("ports").refuse("", "a socket has no ports", "remove them")
@@ -171,7 +171,7 @@ func (s validator) checkEgressHost(host string) {
 	namespace, name, ok := strings.Cut(host, "/")
 	switch {
 	case !ok:
-		s.refuse(host, "no namespace", fmt.Sprintf("write namespace/host, as in %q for this namespace or %q for all", "./"+host, "*/"+host))
+		s.refuse(host, "the namespace is missing", fmt.Sprintf("write namespace/host, as in %q for this namespace or %q for all", "./"+host, "*/"+host))
 	case !isEgressNamespace(strings.TrimPrefix(namespace, "~")) && namespace != "~":
 		s.refuse(host, "the part before the slash is not a namespace", "use the name of a namespace, \".\" for the document's namespace, or \"*\" for all; a leading \"~\" excludes hosts")
 	default:

@@ -35,7 +35,7 @@ func validateSidecar(s validator, sc *networking.Sidecar) {
 
 func (s validator) checkEgress(listener *networking.IstioEgressListener) {
 	if len(listener.GetHosts()) == 0 {
-		s.field("hosts").refuse("", "no hosts", "list the hosts that the workloads call, as in \"./*\"; \"~/*\" means none")
+		s.field("hosts").refuse("", "the list of hosts is empty", "list the hosts that the workloads call, as in \"./*\"; \"~/*\" means none")
 	}
 	for j, host := range listener.GetHosts() {
 		s.item("hosts", j).checkEgressHost(host)
@@ -62,7 +62,7 @@ func (s validator) checkExclusions(hosts []string) {
 
 func (s validator) checkIngress(listener *networking.IstioIngressListener) {
 	if listener.GetPort() == nil {
-		s.field("port").refuse("", "no port", "set the port to listen on")
+		s.field("port").refuse("", "the port is missing", "set the port to listen on")
 		return
 	}
 	s.field("port").checkSidecarPort(listener.GetPort())
@@ -77,7 +77,7 @@ func (s validator) checkIngress(listener *networking.IstioIngressListener) {
 	}
 	switch at := s.field("tls"); {
 	case tls.GetMode() != networking.ServerTLSSettings_SIMPLE && tls.GetMode() != networking.ServerTLSSettings_MUTUAL && tls.GetMode() != networking.ServerTLSSettings_OPTIONAL_MUTUAL:
-		at.field("mode").refuse(tls.GetMode(), "a Sidecar can configure only simple or mutual TLS; a PeerAuthentication configures the TLS of the mesh", "SIMPLE, MUTUAL or OPTIONAL_MUTUAL")
+		at.field("mode").refuse(tls.GetMode(), "a Sidecar can configure only simple or mutual TLS; a PeerAuthentication configures the TLS of the mesh", "use SIMPLE, MUTUAL or OPTIONAL_MUTUAL")
 	case tls.GetHttpsRedirect():
 		at.field("httpsRedirect").refuse(true, "has an effect only at gateways", "remove it")
 	default:
@@ -103,7 +103,7 @@ func (s validator) checkEndpoint(text string) {
 	if text == "" {
 		return
 	}
-	const remedy = "127.0.0.1:PORT, [::1]:PORT, 0.0.0.0:PORT for the workload's own address, or unix:///PATH"
+	const remedy = "use 127.0.0.1:PORT, [::1]:PORT, 0.0.0.0:PORT for the workload's own address, or unix:///PATH"
 	if path, ok := strings.CutPrefix(text, "unix://"); ok {
 		if !strings.HasPrefix(path, "/") || len(path) > 107 {
 			s.refuse(text, "not a socket's path", remedy)
@@ -119,6 +119,6 @@ func (s validator) checkEndpoint(text string) {
 func (s validator) checkEgressProxy(proxy *networking.Destination) {
 	s.field("host").checkHost(proxy.GetHost())
 	if proxy.GetPort().GetNumber() == 0 {
-		s.field("port").refuse("", "no port", "set the port of the proxy: port.number")
+		s.field("port").refuse("", "the port is missing", "set the port of the proxy: port.number")
 	}
 }

@@ -30,7 +30,7 @@ func validateTelemetry(s validator, t *telemetry.Telemetry) {
 func (s validator) checkProviders(refs []*telemetry.ProviderRef) {
 	for i, ref := range refs {
 		if ref.GetName() == "" {
-			s.item("providers", i).field("name").refuse("", "no name", "set the name of one of MeshConfig's extensionProviders")
+			s.item("providers", i).field("name").refuse("", "the name is missing", "set the name of one of MeshConfig's extensionProviders")
 		}
 	}
 }
@@ -57,7 +57,7 @@ func (s validator) checkTracing(rule *telemetry.Tracing) {
 	for _, name := range slices.Sorted(maps.Keys(rule.GetCustomTags())) {
 		at := s.field("customTags").key(name)
 		if name == "" {
-			at.refuse("", "a tag without a name", "name it")
+			at.refuse("", "the tag has no name", "set the name of the tag")
 		}
 		at.checkCustomTag(rule.GetCustomTags()[name])
 	}
@@ -78,7 +78,7 @@ func (s validator) checkCustomTag(tag *telemetry.Tracing_CustomTag) {
 			at.refuse(t.Formatter.GetValue(), err.Error(), "use the commands of Envoy's access logs")
 		}
 	default:
-		s.refuse("", "a tag without a value", "set literal, environment, header or formatter")
+		s.refuse("", "the tag has no value", "set literal, environment, header or formatter")
 	}
 }
 

@@ -30,7 +30,7 @@ func TestExpressionsThatProxiesAccept(t *testing.T) {
 		"": "empty", "a ==": "ends", "a b": "not expected", "(a": "ends", "'a": "not closed", "a == 'b\n'": "end of its line", "if == 1": "reserved",
 		"string(a) == 'b'": "no function string", "['a'].all(x, x == 'a')": "no function all", "a.lowerAscii()": "no function", "size()": "0 arguments",
 		"has(a)": "needs a field", "a.matches('[')": "regular expression", "a.matches('" + strings.Repeat("(a|b)", 60) + "')": "size limit",
-		"a @ b": "no meaning", "1.2.3": "not a number", strings.Repeat("(", 200) + "1" + strings.Repeat(")", 200): "nested", "'''a'''": "triple",
+		"a @ b": "is not allowed in an expression", "1.2.3": "not a number", strings.Repeat("(", 200) + "1" + strings.Repeat(")", 200): "nested", "'''a'''": "triple",
 		"a.": "not the name", "{1}": "expected", "[1, ]": "expected", strings.Repeat("a", 5000): "at most",
 	} {
 		if err := CheckCEL(bad); err == nil || !strings.Contains(err.Error(), why) {
@@ -76,10 +76,10 @@ func TestInvalidTelemetryAndPluginsAreRefused(t *testing.T) {
 	}{
 		"filter":         {"Telemetry", `accessLogging: [{filter: {expression: "response.code >"}}]`, expectedProblem{Error, "spec.accessLogging[0].filter.expression", "response.code >", "not accept this expression"}},
 		"attribute":      {"Telemetry", `accessLogging: [{filter: {expression: "respons.code > 1"}}]`, expectedProblem{Warning, "spec.accessLogging[0].filter.expression", "respons.code > 1", "respons is not an attribute"}},
-		"provider":       {"Telemetry", `accessLogging: [{providers: [{}]}]`, expectedProblem{Error, "spec.accessLogging[0].providers[0].name", "", "no name"}},
+		"provider":       {"Telemetry", `accessLogging: [{providers: [{}]}]`, expectedProblem{Error, "spec.accessLogging[0].providers[0].name", "", "the name is missing"}},
 		"sampling":       {"Telemetry", `tracing: [{randomSamplingPercentage: 101}]`, expectedProblem{Error, "spec.tracing[0].randomSamplingPercentage", "101", "not a percentage"}},
 		"two tracers":    {"Telemetry", `tracing: [{providers: [{name: a}, {name: b}]}]`, expectedProblem{Error, "spec.tracing[0].providers", "", "one provider"}},
-		"tag of nothing": {"Telemetry", `tracing: [{customTags: {a: {}}}]`, expectedProblem{Error, "spec.tracing[0].customTags[a]", "", "without a value"}},
+		"tag of nothing": {"Telemetry", `tracing: [{customTags: {a: {}}}]`, expectedProblem{Error, "spec.tracing[0].customTags[a]", "", "the tag has no value"}},
 		"header's name":  {"Telemetry", `tracing: [{customTags: {a: {header: {name: "a b"}}}}]`, expectedProblem{Error, "spec.tracing[0].customTags[a].header.name", "a b", "not the name of a header"}},
 		"formatter":      {"Telemetry", `tracing: [{customTags: {a: {formatter: {value: "%X%"}}}}]`, expectedProblem{Error, "spec.tracing[0].customTags[a].formatter.value", "%X%", "not all proxies"}},
 		"label's name":   {"Telemetry", `metrics: [{overrides: [{tagOverrides: {a-b: {value: "'x'"}}}]}]`, expectedProblem{Error, "spec.metrics[0].overrides[0].tagOverrides[a-b]", "a-b", "label"}},
@@ -87,7 +87,7 @@ func TestInvalidTelemetryAndPluginsAreRefused(t *testing.T) {
 		"without value":  {"Telemetry", `metrics: [{overrides: [{tagOverrides: {a: {}}}]}]`, expectedProblem{Error, "spec.metrics[0].overrides[0].tagOverrides[a].value", "", "needs a value"}},
 		"interval":       {"Telemetry", `metrics: [{reportingInterval: 5s}]`, expectedProblem{Warning, "spec.metrics[0].reportingInterval", "", "no effect"}},
 		"custom metric":  {"Telemetry", `metrics: [{overrides: [{match: {customMetric: x}}]}]`, expectedProblem{Warning, "spec.metrics[0].overrides[0].match.customMetric", "x", "only the standard metrics"}},
-		"no module":      {"WasmPlugin", `phase: AUTHN`, expectedProblem{Error, "spec.url", "", "no module"}},
+		"no module":      {"WasmPlugin", `phase: AUTHN`, expectedProblem{Error, "spec.url", "", "the URL of the module is missing"}},
 		"scheme":         {"WasmPlugin", `url: "ftp://a/b"`, expectedProblem{Error, "spec.url", "ftp://a/b", "agents cannot fetch modules by ftp"}},
 		"checksum":       {"WasmPlugin", "url: a\nsha256: abc", expectedProblem{Error, "spec.sha256", "abc", "not a checksum"}},
 		"agent's own":    {"WasmPlugin", "url: a\nvmConfig: {env: [{name: ISTIO_META_WASM_X, value: y}]}", expectedProblem{Error, "spec.vmConfig.env[0].name", "ISTIO_META_WASM_X", "names with this prefix configure the agent"}},

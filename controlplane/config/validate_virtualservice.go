@@ -161,7 +161,7 @@ func (s validator) checkHeaderMatches(matches map[string]*networking.StringMatch
 		case path == nil:
 			at.refuse(name, "the name of the claim is missing", "write @request.auth.claims.groups, or @request.auth.claims[realm_access][roles] for a nested claim")
 		case len(name) > maxHeader:
-			at.refuse(name, fmt.Sprintf("%d bytes for a claim's name; at most %d are allowed", len(name), maxHeader), "shorten it")
+			at.refuse(name, fmt.Sprintf("the name of the claim has %d bytes; at most %d are allowed", len(name), maxHeader), "shorten it")
 		}
 		switch pseudo := strings.ToLower(name); pseudo {
 		case ":path", ":method", ":authority", ":scheme":
@@ -178,12 +178,12 @@ func (s validator) checkStringMatch(m *networking.StringMatch) {
 	switch t := m.GetMatchType().(type) {
 	case *networking.StringMatch_Regex:
 		if t.Regex == "" {
-			s.field("regex").refuse("", "an empty expression", "use exact or prefix, or leave the match out")
+			s.field("regex").refuse("", "the expression is empty", "use exact or prefix, or leave the match out")
 		}
 		s.field("regex").checkRegex(t.Regex)
 	case *networking.StringMatch_Prefix:
 		if t.Prefix == "" {
-			s.field("prefix").refuse("", "an empty prefix", "omit the match to match everything")
+			s.field("prefix").refuse("", "the prefix is empty", "omit the match to match everything")
 		}
 	}
 }
@@ -217,7 +217,7 @@ func (s validator) checkHeaderName(name string) {
 	case !headerToken.MatchString(name):
 		s.refuse(name, "not the name of a header", "use letters, digits and '-'")
 	case len(name) > maxHeader:
-		s.refuse(name, fmt.Sprintf("%d bytes for a header's name; at most %d are allowed", len(name), maxHeader), "shorten it")
+		s.refuse(name, fmt.Sprintf("the name of the header has %d bytes; at most %d are allowed", len(name), maxHeader), "shorten it")
 	}
 }
 
@@ -253,7 +253,7 @@ func (s validator) checkWeights(weights []int32) {
 
 func (s validator) checkDestination(d *networking.Destination) {
 	if d == nil {
-		s.refuse("", "no destination", "set the host of the destination")
+		s.refuse("", "the destination is missing", "set the host of the destination")
 		return
 	}
 	s.field("host").checkServiceHost(d.GetHost())
@@ -272,7 +272,7 @@ func (s validator) checkTLSRoute(r *networking.TLSRoute) {
 	for i, m := range r.GetMatch() {
 		at := s.item("match", i)
 		if len(m.GetSniHosts()) == 0 {
-			at.field("sniHosts").refuse("", "no server names", "list the server names to which the route applies")
+			at.field("sniHosts").refuse("", "the list of server names is empty", "list the server names to which the route applies")
 		}
 		for j, host := range m.GetSniHosts() {
 			at.item("sniHosts", j).checkWildcardHost(host)

@@ -42,18 +42,18 @@ func (s validator) checkModuleURL(text string) {
 	u, err := url.Parse(text)
 	switch {
 	case text == "":
-		s.refuse("", "no module", "set the URL of one: oci://, https://, http:// or file://")
+		s.refuse("", "the URL of the module is missing", "set a URL: oci://, https://, http:// or file://")
 	case len(text) > 4096:
 		s.refuse(text, "longer than 4096 characters", "shorten it")
 	case err != nil && strings.Contains(text, "://"):
-		s.refuse(text, "not a URL", "as in oci://registry.example.com/module:1.0")
+		s.refuse(text, "not a URL", "use a value such as oci://registry.example.com/module:1.0")
 	case strings.ContainsAny(text, "\r\n\x00 "):
 		s.refuse(text, "not a URL", "write it without spaces and line breaks")
 	case !strings.Contains(text, "://"): // an OCI image
 	case u.Scheme == "file" && !strings.HasPrefix(u.Path, "/"):
-		s.refuse(text, "not the path of a file", "as in file:///opt/module.wasm")
+		s.refuse(text, "not the path of a file", "use a value such as file:///opt/module.wasm")
 	case u.Scheme != "file" && u.Host == "":
-		s.refuse(text, "the URL contains no host", "as in https://example.com/module.wasm")
+		s.refuse(text, "the URL contains no host", "use a value such as https://example.com/module.wasm")
 	case u.Scheme != "oci" && u.Scheme != "http" && u.Scheme != "https" && u.Scheme != "file":
 		s.refuse(text, "agents cannot fetch modules by "+u.Scheme, "use oci, https, http or file")
 	}
@@ -68,7 +68,7 @@ func (s validator) checkWasmEnvironment(vm *extensions.VmConfig) {
 		at := s.item("env", i)
 		switch name := e.GetName(); {
 		case name == "" || strings.ContainsAny(name, "=\x00"):
-			at.field("name").refuse(name, "not the name of a variable", "set one without an equals sign")
+			at.field("name").refuse(name, "not the name of a variable", "set a name without an equals sign")
 		case strings.HasPrefix(name, WasmHintPrefix):
 			at.field("name").refuse(name, "names with this prefix configure the agent", "choose another name")
 		case seen[name]:

@@ -5,7 +5,7 @@ import networking "istio.io/api/networking/v1alpha3"
 func validateWorkloadGroup(s validator, group *networking.WorkloadGroup) {
 	s.field("metadata").field("labels").checkLabels(group.GetMetadata().GetLabels())
 	if group.GetTemplate() == nil {
-		s.field("template").refuse("", "no template", "set a template; template: {} stands for workloads with service account default")
+		s.field("template").refuse("", "the template is missing", "set a template; template: {} selects the service account default")
 		return
 	}
 	s.checkWorkloadTemplate(group.GetTemplate())

@@ -46,7 +46,7 @@ func (d *document) readFields(n *yaml.Node, path string, allowed []string, read 
 
 func (d *document) isMapping(n *yaml.Node, path string) bool {
 	if n.Kind != yaml.MappingNode {
-		d.refuse(n, path, n.Value, "expected fields, found "+describeNode(n), "write one `name: value` a line below it")
+		d.refuse(n, path, n.Value, "expected fields, found "+describeNode(n), "write the fields below it, one `name: value` per line")
 		return false
 	}
 	return true
@@ -90,7 +90,7 @@ func (d *document) readText(n *yaml.Node, path string) (string, bool) {
 		d.warnAmbiguous(n, path)
 		return n.Value, true
 	}
-	d.refuse(n, path, "", "expected text, found "+describeNode(n), "write the text behind the colon")
+	d.refuse(n, path, "", "expected text, found "+describeNode(n), "write the text after the colon")
 	return "", false
 }
 

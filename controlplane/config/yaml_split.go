@@ -103,7 +103,7 @@ func syntaxProblem(c chunk, err error) Problem {
 	}
 	p.At.Line = max(p.At.Line, 1) + c.line
 	if strings.Contains(p.Message, "control characters") {
-		p.Remedy = "remove it: an editor that shows such characters helps"
+		p.Remedy = "remove the character, with an editor that shows invisible characters"
 	}
 	return p
 }
@@ -120,11 +120,11 @@ func explainYAMLError(message string) string {
 		"did not find expected key":                      "the indentation does not fit the lines before",
 		"did not find expected '-' indicator":            "a field among the items of a list: the indentation does not fit the lines before",
 		"mapping values are not allowed in this context": "a colon where no field can begin: indent it like its neighbours, or put the text in quotes",
-		"could not find expected ':'":                    "a line without a colon is no field",
+		"could not find expected ':'":                    "a line has no colon: a field needs a colon after its name",
 		"did not find expected ',' or ']'":               "a list in brackets is not closed",
 		"did not find expected ',' or '}'":               "fields in braces are not closed",
 		"found unexpected end of stream":                 "a quote is not closed",
-		"found character that cannot start any token":    "no value can begin with this character: put the text in quotes",
+		"found character that cannot start any token":    "a value cannot begin with this character: put the text in quotes",
 	} {
 		if strings.Contains(message, words) {
 			return plain

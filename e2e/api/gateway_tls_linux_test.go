@@ -77,7 +77,7 @@ apiVersion: networking.istio.io/v1
 kind: DestinationRule
 metadata: {name: $HOST}
 spec: {host: nine.example, trafficPolicy: {tls: {mode: ISTIO_MUTUAL, sni: nine.example}}}
-`, wantProblem: "speaks the mesh's mutual TLS", check: func(w *testMesh, _ string) error {
+`, wantProblem: "supports the mesh's mutual TLS", check: func(w *testMesh, _ string) error {
 			got, err := w.expectStatus(200, "client", "http://nine.example/")
 			if err != nil || !strings.Contains(got.Echo.Header.Get("X-Forwarded-Client-Cert"), "sa/gateway") {
 				return fmt.Errorf("%s %w", toJSON(got), err)
@@ -101,7 +101,7 @@ metadata: {name: $HOST}
 spec:
   host: $HOST.far.example
   trafficPolicy: {tls: {mode: ISTIO_MUTUAL, sni: outbound_.80_._.$HOST.default.svc.cluster.local, subjectAltNames: ["spiffe://cluster.local/ns/default/sa/server"]}}
-`, wantProblem: "speaks the mesh's mutual TLS", check: func(w *testMesh, host string) error {
+`, wantProblem: "supports the mesh's mutual TLS", check: func(w *testMesh, host string) error {
 			got, err := w.expectStatus(200, "client", "http://"+host+".far.example/")
 			return checkf(err == nil && got.Server != "" && strings.Contains(got.Echo.Header.Get("X-Forwarded-Client-Cert"), "sa/client"), "%s %v", toJSON(got), err)
 		}},

@@ -26,7 +26,7 @@ const (
 	// write it seconds later, and its policies must stay in force meanwhile.
 	emptyGrace    = 2 * time.Second
 	defaultRescan = 30 * time.Second
-	// rescanUnwatched is the interval of scans where the system does not report changes.
+	// rescanUnwatched is the interval of scans if the operating system does not report changes of files.
 	rescanUnwatched = 2 * time.Second
 )
 

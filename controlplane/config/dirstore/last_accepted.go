@@ -130,7 +130,7 @@ func (l *lastAccepted) save(documents []retainedDocument) error {
 		l.content, l.written = data, err == nil
 	}
 	if err == nil && left > 0 {
-		err = fmt.Errorf("%d documents are too much for %d MiB", left, config.MaxFileSize>>20)
+		err = fmt.Errorf("%d documents do not fit into the maximum size of %d MiB", left, config.MaxFileSize>>20)
 	}
 	return err
 }
@@ -192,7 +192,7 @@ func (s *Store) restore() {
 func (s *Store) endRestore() {
 	s.lastAccepted.byPath, s.lastAccepted.byKey = nil, nil
 	if n := len(s.retainedDocuments()); n > 0 {
-		s.log.Warn("refused documents have their last accepted version in force, restored after the restart", "documents", n)
+		s.log.Warn("after the restart, the last accepted versions of refused documents are in force again", "documents", n)
 	}
 }
 
@@ -231,7 +231,8 @@ func (s *Store) retainedDocuments() []retainedDocument {
 	return documents
 }
 
-// describeWriteError omits the name of the temporary file, which differs for each attempt.
+// describeWriteError returns the text of a write error without the name of the temporary file, which differs for each
+// attempt.
 func describeWriteError(err error) string {
 	var at *fs.PathError
 	if errors.As(err, &at) {
@@ -247,7 +248,7 @@ func (s *Store) saveRetained() {
 		failure = describeWriteError(err)
 	}
 	if failure != "" && failure != s.lastAccepted.failure {
-		s.log.Warn("the last accepted versions of refused documents cannot be stored for a restart: fix the documents before one, or the file's directory",
+		s.log.Warn("cannot store the last accepted versions of refused documents; after a restart, these documents would have no effect: fix the documents, or make the file's directory writable",
 			"file", s.lastAccepted.file, "err", failure)
 	}
 	if failure != "" || len(documents) > 0 { // an empty save does not prove that writing works

@@ -287,7 +287,7 @@ func TestUnusableLastGoodFileIsAWarning(t *testing.T) {
 	r.waitFor("it is refused", func() bool { return r.state(strictKey).State == Stale })
 	r.stop()
 	r.wantStrict()
-	if n := strings.Count(r.log.String(), "cannot be stored"); n != 1 || !strings.Contains(r.log.String(), r.lastGoodFile) {
+	if n := strings.Count(r.log.String(), "cannot store the last accepted versions"); n != 1 || !strings.Contains(r.log.String(), r.lastGoodFile) {
 		t.Errorf("logged %d times: %s", n, r.log.String())
 	}
 	r.lastGoodFile = r.dir // a directory is not readable as a file

@@ -15,7 +15,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// trackedFile is the state of one file at its last read, with the valid versions of its documents from then or before.
+// trackedFile is the state of one file at its last read. It contains the last valid version of each of its documents.
 type trackedFile struct {
 	info     fs.FileInfo
 	sum      [sha256.Size]byte

@@ -26,9 +26,9 @@ func FindFiles(paths []string) ([]string, error) {
 	return names, nil
 }
 
-// ReadTexts returns a store with the documents of the files, as a Store with these texts would contain them. Of
-// documents with one name the first is in force. For a refused document, the version of inForce stays in force. inForce
-// may be nil.
+// ReadTexts returns a store with the documents of the files, as a Store with these texts would contain them. If several
+// documents have the same name, the first one is in force. For a refused document, its version in the store inForce
+// stays in force. inForce may be nil.
 func ReadTexts(files []File, parser config.Parser, inForce config.Store) (config.Store, []config.Problem) {
 	store, apply := config.NewFileStore()
 	t := &fileSetStore{store: store, apply: apply, before: inForce, origins: map[config.Key]config.Position{}}
@@ -81,8 +81,8 @@ func (t *fileSetStore) addFile(f File, parsed *config.ParsedFile) {
 	t.apply(put, nil)
 }
 
-// WithCreated copies the creation time of the version in force, because the oldest of several documents for a host
-// wins.
+// withCreated copies the creation time of the version in force, because the oldest of several documents for a host
+// takes precedence.
 func (t *fileSetStore) withCreated(r *config.Resource) *config.Resource {
 	if t.before == nil || !r.Created.IsZero() {
 		return r

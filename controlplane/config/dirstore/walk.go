@@ -56,8 +56,8 @@ func (f *dirListing) addUnreadable(path string, err error) {
 	}
 }
 
-// readDir reads a directory. parents holds the information of the directory and of those that contain it, the root
-// first. A link to one of them is not followed.
+// readDir reads a directory. around contains the file information of the directory and of all directories that contain
+// it, the root first. readDir does not follow a link to one of them.
 func (f *dirListing) readDir(dir string, around []fs.FileInfo) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/filewatch"
 )
 
-// maxUnwatchedScans limits the consecutive scans that follow because directories were not watched, in case a directory
-// cannot be watched.
+// maxUnwatchedScans limits the consecutive scans that unwatched directories cause. Otherwise a directory that cannot be
+// watched would cause endless scans.
 const maxUnwatchedScans = 3
 
 // dirWatcher scans all files when the system reports a change, and periodically. Only changed files are read. The
