@@ -40,16 +40,12 @@ func assemble(c Config) (*bootstrapv3.Bootstrap, *anyBuilder, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	stats, err := statsConfig(c)
-	if err != nil {
-		return nil, nil, err
-	}
 	a := newAnyBuilder()
 	b := &bootstrapv3.Bootstrap{
 		Node:                node,
 		LayeredRuntime:      layeredRuntime(c),
 		BootstrapExtensions: []*corev3.TypedExtensionConfig{internalListener(a)},
-		StatsConfig:         stats,
+		StatsConfig:         statsConfig(c),
 		StatsSinks:          statsSinks(c, a),
 		OverloadManager:     overloadManager(c, a),
 		Admin:               &bootstrapv3.Admin{Address: c.adminListener(), ProfilePath: profilePath},
@@ -65,9 +61,7 @@ func assemble(c Config) (*bootstrapv3.Bootstrap, *anyBuilder, error) {
 			Secrets:   c.agentSecrets(),
 		},
 	}
-	if err := statsIntervals(c, b); err != nil {
-		return nil, nil, err
-	}
+	setStatsIntervals(c, b)
 	return b, a, a.err
 }
 

@@ -36,10 +36,12 @@ var metricsContentTypes = []string{
 // all encodings, or none if ProxyConfig disables compression.
 func compressors(c Config, a *anyBuilder) []*hcmv3.HttpFilter {
 	wanted := splitList(strings.ReplaceAll(c.Annotations[annotationCompress], " ", ""))
+	if !slices.ContainsFunc(wanted, isEncoding) {
+		wanted = nil
+	}
 	if off := c.ProxyConfig.GetStatsCompression(); len(wanted) == 0 && off != nil && !off.GetValue() {
 		return nil
 	}
-	a.fail(knownEncodings(wanted))
 	var filters []*hcmv3.HttpFilter
 	for _, e := range encodings {
 		if len(wanted) > 0 && !slices.Contains(wanted, e.name) {
@@ -62,11 +64,17 @@ func compressors(c Config, a *anyBuilder) []*hcmv3.HttpFilter {
 	return filters
 }
 
-func knownEncodings(wanted []string) error {
-	for _, w := range wanted {
-		if !slices.ContainsFunc(encodings, func(e encoding) bool { return e.name == w }) {
-			return fmt.Errorf("annotation %s: %q is not known; use brotli, zstd or gzip", annotationCompress, w)
+func isEncoding(name string) bool {
+	return slices.ContainsFunc(encodings, func(e encoding) bool { return e.name == name })
+}
+
+// compressionWarnings returns a warning for each unknown encoding in the annotation.
+func compressionWarnings(c Config) []string {
+	var warnings []string
+	for name := range strings.SplitSeq(strings.ReplaceAll(c.Annotations[annotationCompress], " ", ""), ",") {
+		if name != "" && !isEncoding(name) {
+			warnings = append(warnings, fmt.Sprintf("annotation %s: %q is not known; use brotli, zstd or gzip; the entry has no effect", annotationCompress, name))
 		}
 	}
-	return nil
+	return warnings
 }

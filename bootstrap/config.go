@@ -62,6 +62,8 @@ type Config struct {
 	Bind           netip.Addr
 	ReadinessPort  uint32 // 0: 15021
 	PrometheusPort uint32 // 0: 15090
+	// ReadinessProxied makes the readiness port also accept the PROXY protocol.
+	ReadinessProxied bool
 	// XDSSocket and SDSSocket are the agent's unix sockets. Envoy resolves a relative path against its working
 	// directory. A relative path can avoid the kernel's limit of 108 bytes for a socket's path.
 	XDSSocket string // empty: <config path>/XDS

@@ -23,7 +23,7 @@ import (
 // the types.
 func Encode(c Config) ([]byte, error) {
 	if c.isCustomized() {
-		t, err := customizedTree(c)
+		t, _, err := customizedTree(c)
 		if err != nil {
 			return nil, err
 		}

@@ -31,7 +31,7 @@ func staticListeners(c Config, a *anyBuilder) []*listenerv3.Listener {
 	ready := port{
 		addresses: open, number: c.ReadinessPort,
 		statPrefix: "agent", paths: []string{"/healthz/ready"}, cluster: agentCluster,
-		proxied: c.Type == Router && c.ProxyConfig.GetGatewayTopology().GetProxyProtocol() != nil,
+		proxied: c.ReadinessProxied || c.Type == Router && c.ProxyConfig.GetGatewayTopology().GetProxyProtocol() != nil,
 	}
 	listeners := []*listenerv3.Listener{forwardingListener(c, a, metrics), forwardingListener(c, a, ready)}
 	for _, secure := range []port{

@@ -40,11 +40,7 @@ const nonHeapReserve = 24 << 20
 // overloadManager limits the connections of all listeners together and, if there is a memory limit, Envoy's heap.
 // Without a connection limit, Envoy would log a warning at start.
 func overloadManager(c Config, a *anyBuilder) *overloadv3.OverloadManager {
-	limit, err := maxConnections(c)
-	if err != nil {
-		a.fail(err)
-		return nil
-	}
+	limit, _ := maxConnections(c)
 	m := &overloadv3.OverloadManager{ResourceMonitors: []*overloadv3.ResourceMonitor{
 		monitor(connectionMonitor, &downstreamv3.DownstreamConnectionsConfig{MaxActiveDownstreamConnections: limit}, a),
 	}}
@@ -80,19 +76,29 @@ func heapLimit(memory uint64) uint64 {
 	return max(memory-min(memory, max(nonHeapReserve, memory/10)), memory/2, 1)
 }
 
-// maxConnections returns the first limit that is set in ProxyConfig's connectionSettings, the metadata, or the runtime
-// values. If none is set, it returns a limit that is never reached.
-func maxConnections(c Config) (int64, error) {
+// maxConnections returns the first valid limit in ProxyConfig's connectionSettings, the metadata, or the runtime values.
+// If there is none, it returns a limit that is never reached. warnings describes invalid limits, which have no effect.
+func maxConnections(c Config) (limit int64, warnings []string) {
+	var settings, metadata string
 	if set := c.ProxyConfig.GetConnectionSettings().GetGlobalDownstreamConnectionLimit(); set != nil {
-		return parsePositive("connectionSettings.globalDownstreamConnectionLimit", strconv.Itoa(int(set.GetValue())))
+		settings = strconv.Itoa(int(set.GetValue()))
 	}
-	if set, ok := c.Metadata[maxConnectionsMetadata].(string); ok && set != "" {
-		return parsePositive("ISTIO_META_"+maxConnectionsMetadata, set)
+	metadata, _ = c.Metadata[maxConnectionsMetadata].(string)
+	for _, set := range []struct{ name, text string }{
+		{"connectionSettings.globalDownstreamConnectionLimit", settings},
+		{"ISTIO_META_" + maxConnectionsMetadata, metadata},
+		{"runtimeValues: " + maxConnectionsRuntime, c.ProxyConfig.GetRuntimeValues()[maxConnectionsRuntime]},
+	} {
+		if set.text == "" {
+			continue
+		}
+		n, err := parsePositive(set.name, set.text)
+		if err == nil {
+			return n, warnings
+		}
+		warnings = append(warnings, err.Error()+"; the value has no effect")
 	}
-	if set := c.ProxyConfig.GetRuntimeValues()[maxConnectionsRuntime]; set != "" {
-		return parsePositive("runtimeValues: "+maxConnectionsRuntime, set)
-	}
-	return math.MaxInt32, nil
+	return math.MaxInt32, warnings
 }
 
 func parsePositive(name, text string) (int64, error) {

@@ -24,31 +24,42 @@ func (c Config) isCustomized() bool { return len(c.Override) > 0 || len(c.Custom
 // extensions whose Go types this program does not contain.
 type tree = map[string]any
 
-// customizedTree returns the generated or custom bootstrap with the override applied. It checks every field of the
-// result, and that the fields that the agent needs are unchanged.
-func customizedTree(c Config) (tree, error) {
+// customizedTree returns the generated or custom bootstrap with the override applied. It checks every value of the
+// result, and that the fields that the agent needs are unchanged. Unknown fields, and an override that cannot be parsed,
+// have no effect, as with Istio's agent; they are in warnings.
+func customizedTree(c Config) (result tree, warnings []string, err error) {
 	own, err := ownTree(c)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	var unknown unknownFields
 	result, author := own, ""
 	if len(c.Custom) > 0 {
-		if result, err = customTree(c, own); err != nil {
-			return nil, err
+		if result, err = customTree(c, own, &unknown); err != nil {
+			return nil, nil, err
 		}
 		author = textOrDefault(c.CustomFile, "the custom bootstrap")
 	}
 	if len(c.Override) > 0 {
-		author = textOrDefault(c.OverrideFile, "the override")
-		if result, err = override(c, result, author); err != nil {
-			return nil, err
+		name := textOrDefault(c.OverrideFile, "the override")
+		changed, err := override(c, result, name, &unknown)
+		switch {
+		case errors.As(err, new(notParsedError)):
+			unknown = append(unknown, err.Error()+"; the bootstrap is not changed")
+		case err != nil:
+			return nil, nil, err
+		default:
+			result, author = changed, name
 		}
 	}
 	if err := validateResult(result, own, author); err != nil {
-		return nil, attributeError(c, err, own)
+		return nil, nil, attributeError(c, err, own)
 	}
-	return result, nil
+	return result, unknown, nil
 }
+
+// notParsedError reports a document that is neither JSON nor YAML, or a template where none is supported.
+type notParsedError struct{ error }
 
 // attributeError returns the error of the custom bootstrap if it is already invalid without the override. Otherwise it
 // returns err.
@@ -56,7 +67,7 @@ func attributeError(c Config, err error, own tree) error {
 	if len(c.Custom) == 0 || len(c.Override) == 0 {
 		return err
 	}
-	alone, customErr := customTree(c, own)
+	alone, customErr := customTree(c, own, new(unknownFields))
 	if customErr == nil {
 		customErr = validateResult(alone, own, textOrDefault(c.CustomFile, "the custom bootstrap"))
 	}
@@ -79,7 +90,7 @@ func ownTree(c Config) (tree, error) {
 	return decodeObject(text)
 }
 
-func customTree(c Config, own tree) (tree, error) {
+func customTree(c Config, own tree, unknown *unknownFields) (tree, error) {
 	name := textOrDefault(c.CustomFile, "the custom bootstrap")
 	text, err := executeTemplate(c, own, name)
 	if err != nil {
@@ -93,7 +104,7 @@ func customTree(c Config, own tree) (tree, error) {
 	if !ok {
 		return nil, fmt.Errorf("%s is not a bootstrap; write an object with the fields of Envoy's Bootstrap", name)
 	}
-	if t, err = canonical(t, bootstrapDescriptor(), name); err != nil {
+	if t, err = unknown.canonical(t, bootstrapDescriptor(), name); err != nil {
 		return nil, err
 	}
 	c.moveAdmin(t, own)
@@ -101,9 +112,9 @@ func customTree(c Config, own tree) (tree, error) {
 	return t, nil
 }
 
-func override(c Config, t tree, name string) (tree, error) {
+func override(c Config, t tree, name string, unknown *unknownFields) (tree, error) {
 	if gotemplate.HasOptions(string(c.Override)) {
-		return nil, fmt.Errorf("%s is a template; templates are supported only for whole bootstraps (ISTIO_BOOTSTRAP, customConfigFile, --templateFile)", name)
+		return nil, notParsedError{fmt.Errorf("%s is a template; templates are supported only for whole bootstraps (ISTIO_BOOTSTRAP, customConfigFile, --templateFile)", name)}
 	}
 	document, err := c.parse(c.Override, name)
 	if err != nil {
@@ -111,19 +122,19 @@ func override(c Config, t tree, name string) (tree, error) {
 	}
 	switch o := document.(type) {
 	case tree:
-		if o, err = canonical(o, bootstrapDescriptor(), name); err != nil {
+		if o, err = unknown.canonical(o, bootstrapDescriptor(), name); err != nil {
 			return nil, err
 		}
 		// t is copied, because the caller compares the result with the original later.
 		return merge(clone(t).(tree), o, bootstrapDescriptor()), nil
 	case []any:
-		return patch(t, o, name)
+		return patch(t, o, name, unknown)
 	}
 	return nil, fmt.Errorf("%s is neither an object, which is merged into the bootstrap, nor a list, which is a JSON patch", name)
 }
 
 // patch applies a JSON patch operation by operation, so that an error names the operation.
-func patch(t tree, operations []any, name string) (tree, error) {
+func patch(t tree, operations []any, name string, unknown *unknownFields) (tree, error) {
 	document, err := json.Marshal(t)
 	if err != nil {
 		return nil, fmt.Errorf("bootstrap: encoding the bootstrap as JSON: %w", err)
@@ -148,7 +159,7 @@ func patch(t tree, operations []any, name string) (tree, error) {
 	if err != nil {
 		return nil, fmt.Errorf("after %s, the result is not a bootstrap: %w", name, err)
 	}
-	return canonical(patched, bootstrapDescriptor(), name)
+	return unknown.canonical(patched, bootstrapDescriptor(), name)
 }
 
 // parse parses JSON or YAML after it has replaced $(HOST_IP).
@@ -167,7 +178,7 @@ func (c Config) parse(text []byte, name string) (any, error) {
 		document, err = decodeYAML(text)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s is neither JSON nor YAML: %w", name, err)
+		return nil, notParsedError{fmt.Errorf("%s is neither JSON nor YAML: %w", name, err)}
 	}
 	return document, nil
 }

@@ -111,9 +111,6 @@ func TestInvalidOverridesAreRefusedByName(t *testing.T) {
 		override string
 		want     []string
 	}{
-		"unknown field":        {`{static_resources: {clusters: [{nmae: x}]}}`, []string{"o.yaml: static_resources.clusters[0].nmae", "did you mean name?"}},
-		"unknown at the top":   {`{foo_bar_baz: 1}`, []string{"o.yaml: foo_bar_baz", "unknown field", "envoy.config.bootstrap.v3.Bootstrap"}},
-		"unknown when packed":  {`{stats_sinks: [{name: x, typed_config: {"@type": type.googleapis.com/envoy.config.metrics.v3.StatsdSink, prefixx: y}}]}`, []string{"stats_sinks[0].typed_config.prefixx", "did you mean prefix?"}},
 		"written twice":        {`{static_resources: {}, staticResources: {}}`, []string{"static_resources", "twice"}},
 		"wrong kind":           {`{static_resources: {clusters: [{name: x, connect_timeout: fast}]}}`, []string{"clusters[4].connect_timeout", `"fast"`}},
 		"wrong kind of object": {`{admin: yes}`, []string{"o.yaml", "admin"}},
@@ -132,12 +129,8 @@ func TestInvalidOverridesAreRefusedByName(t *testing.T) {
 		"no operation":         {`[1]`, []string{"operation 1"}},
 		"all removed":          {`[{"op": "replace", "path": "", "value": []}]`, []string{"o.yaml"}},
 		"neither":              {`hello`, []string{"o.yaml", "neither an object", "nor a list"}},
-		"not YAML":             {"a: [", []string{"o.yaml", "neither JSON nor YAML"}},
-		"two documents":        {"{}\n---\n{}", []string{"o.yaml", "more than one document"}},
-		"keys":                 {"{1: 2}", []string{"o.yaml"}},
 		"host IP":              {`{node: {cluster: $(HOST_IP)}}`, []string{"o.yaml", "HOST_IP"}},
 		"too large":            {strings.Repeat("#", maxInputSize+1), []string{"o.yaml", "4194305 bytes"}},
-		"alias bomb":           {aliasBomb(), []string{"o.yaml"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -187,7 +180,6 @@ func TestInvalidCustomBootstrapsAreRefusedByName(t *testing.T) {
 		"other cluster":  {`{"static_resources": {"clusters": [{"name": "sds-grpc"}]}}`, []string{"c.json", "sds-grpc"}},
 		"wrong kinds":    {`{"static_resources": {"clusters": 1}}`, []string{"c.json: static_resources.clusters: 1"}},
 		"wrong node":     {`{"node": 7}`, []string{"c.json: node: 7"}},
-		"unknown field":  {`{"static_resources": {"listener": []}}`, []string{"static_resources.listener", "did you mean listeners?"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -2,6 +2,7 @@ package bootstrap
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -19,7 +20,7 @@ const redactedValue = "(not shown)"
 func Render(c Config) ([]byte, error) {
 	c = withoutTokens(c)
 	if c.isCustomized() {
-		t, err := customizedTree(c)
+		t, _, err := customizedTree(c)
 		if err != nil {
 			return nil, err
 		}
@@ -126,7 +127,13 @@ func hideInline(value any) any {
 	return hide(value)
 }
 
-// Warnings returns a warning with a remedy for each tracing setting that has no effect.
+// Warnings returns a warning with a remedy for each setting that has no effect.
 func Warnings(c Config) []string {
-	return tracingWarnings(c)
+	_, connections := maxConnections(c)
+	warnings := slices.Concat(tracingWarnings(c), statsWarnings(c), connections)
+	if c.isCustomized() {
+		_, unknown, _ := customizedTree(c) // the agent reports the error when it writes the bootstrap
+		warnings = append(warnings, unknown...)
+	}
+	return warnings
 }

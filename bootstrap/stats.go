@@ -80,17 +80,14 @@ const overloadPrefix = "overload."
 
 const podIP = "{pod_ip}"
 
-func statsConfig(c Config) (*metricsv3.StatsConfig, error) {
-	buckets, err := histogramBuckets(c.Annotations[annotationBuckets])
-	if err != nil {
-		return nil, err
-	}
+func statsConfig(c Config) *metricsv3.StatsConfig {
+	buckets, _ := histogramBuckets(c.Annotations[annotationBuckets]) // statsWarnings reports the error
 	return &metricsv3.StatsConfig{
 		UseAllDefaultTags:       wrapperspb.Bool(false),
 		StatsTags:               statsTags(extraTags(c)),
 		StatsMatcher:            statsMatcher(c),
 		HistogramBucketSettings: buckets,
-	}, nil
+	}
 }
 
 // extraTags returns the tags of ProxyConfig and of the annotation without duplicates.
@@ -233,28 +230,49 @@ const (
 	maxFlush     = 5 * time.Minute // exclusive
 )
 
-// statsIntervals sets the interval between flushes of statistics and the interval for removing unused statistics.
-func statsIntervals(c Config, b *bootstrapv3.Bootstrap) error {
+// flushInterval returns the interval between flushes of statistics in the annotation; 0 for Envoy's default.
+func flushInterval(c Config) (time.Duration, error) {
 	flush, err := annotationDuration(c, annotationFlush)
-	if err != nil {
-		return err
+	if err == nil && flush != 0 && (flush < minFlush || flush >= maxFlush) {
+		return 0, fmt.Errorf("annotation %s: %s is out of range; write a duration from 1ms to less than 5m", annotationFlush, flush)
 	}
-	if flush != 0 {
-		if flush < minFlush || flush >= maxFlush {
-			return fmt.Errorf("annotation %s: %s is out of range; write a duration from 1ms to less than 5m", annotationFlush, flush)
-		}
+	return flush, err
+}
+
+// evictionInterval returns the interval for removing unused statistics in the annotation; 0 for none.
+func evictionInterval(c Config) (time.Duration, error) {
+	flush, _ := flushInterval(c)
+	flush = cmp.Or(flush, defaultFlush)
+	eviction, err := annotationDuration(c, annotationEviction)
+	if err == nil && eviction%flush != 0 {
+		return 0, fmt.Errorf("annotation %s: %s is not a multiple of the flush interval %s (%s); write a multiple",
+			annotationEviction, eviction, flush, annotationFlush)
+	}
+	return eviction, err
+}
+
+// setStatsIntervals sets the intervals of the annotations. Invalid ones have no effect, see statsWarnings.
+func setStatsIntervals(c Config, b *bootstrapv3.Bootstrap) {
+	if flush, err := flushInterval(c); err == nil && flush != 0 {
 		b.StatsFlushInterval = durationpb.New(flush)
 	}
-	eviction, err := annotationDuration(c, annotationEviction)
-	if err != nil || eviction == 0 {
-		return err
+	if eviction, err := evictionInterval(c); err == nil && eviction != 0 {
+		b.StatsEviction = &bootstrapv3.Bootstrap_StatsEvictionInterval{StatsEvictionInterval: durationpb.New(eviction)}
 	}
-	if every := cmp.Or(flush, defaultFlush); eviction%every != 0 {
-		return fmt.Errorf("annotation %s: %s is not a multiple of the flush interval %s (%s); write a multiple",
-			annotationEviction, eviction, every, annotationFlush)
+}
+
+// statsWarnings returns warnings about annotations that are not valid. As in Istio, they do not prevent the start.
+func statsWarnings(c Config) []string {
+	_, flushErr := flushInterval(c)
+	_, evictionErr := evictionInterval(c)
+	_, bucketsErr := histogramBuckets(c.Annotations[annotationBuckets])
+	var warnings []string
+	for _, err := range []error{flushErr, evictionErr, bucketsErr} {
+		if err != nil {
+			warnings = append(warnings, err.Error()+"; the annotation has no effect")
+		}
 	}
-	b.StatsEviction = &bootstrapv3.Bootstrap_StatsEvictionInterval{StatsEvictionInterval: durationpb.New(eviction)}
-	return nil
+	return append(warnings, compressionWarnings(c)...)
 }
 
 // annotationDuration returns the duration in an annotation, or 0 if there is none.

@@ -77,12 +77,14 @@ func (c Config) hostAndPort(r remote) (string, uint32, error) {
 	return host, uint32(port), nil
 }
 
-// expand replaces $(HOST_IP) by the node's address if it is known.
-func (c Config) expand(address string) string {
-	if c.HostIP == "" {
+func (c Config) expand(address string) string { return ExpandHostIP(address, c.HostIP) }
+
+// ExpandHostIP replaces $(HOST_IP) in an address by the node's address, unless that is empty.
+func ExpandHostIP(address, hostIP string) string {
+	if hostIP == "" {
 		return address
 	}
-	return strings.ReplaceAll(address, hostIPVariable, bracketIPv6(c.HostIP))
+	return strings.ReplaceAll(address, hostIPVariable, bracketIPv6(hostIP))
 }
 
 // bracketIPv6 adds brackets to an IPv6 address.

@@ -41,10 +41,7 @@ func templateOptions(c Config, own tree) (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	limit, err := maxConnections(c)
-	if err != nil {
-		return nil, err
-	}
+	limit, _ := maxConnections(c)
 	o := map[string]any{
 		"global_downstream_max_connections": limit,
 		"config":                            goFields(reflect.ValueOf(c.ProxyConfig).Elem()),

@@ -98,8 +98,17 @@ func lightstep(address, token string, c Config) *tracerConfig {
 	}
 }
 
-// providerTracer returns the tracer of the mesh's default provider.
+// providerTracer returns the tracer of the mesh's default provider, or nil if Envoy cannot use it. tracingWarnings reports
+// the reason.
 func providerTracer(c Config) *tracerConfig {
+	found := defaultProvider(c)
+	if found == nil || checkProvider(c, found) != nil {
+		return nil
+	}
+	return found
+}
+
+func defaultProvider(c Config) *tracerConfig {
 	var found *tracerConfig
 	switch p := c.TracingProvider.GetProvider().(type) {
 	case *meshv1.MeshConfig_ExtensionProvider_Zipkin:
@@ -117,6 +126,18 @@ func providerTracer(c Config) *tracerConfig {
 	}
 	found.remote.setting = fmt.Sprintf("extensionProviders: %s: service and port", c.TracingProvider.GetName())
 	return found
+}
+
+// checkProvider returns an error for a provider that Envoy cannot use. Istio's agent does not read providers, so a proxy
+// starts without tracing then.
+func checkProvider(c Config, t *tracerConfig) error {
+	if _, _, err := c.hostAndPort(t.remote); err != nil {
+		return err
+	}
+	if otel, ok := t.config.(*tracev3.OpenTelemetryConfig); ok {
+		return checkSendable(otel.GetGrpcService().GetInitialMetadata(), t.remote.setting)
+	}
+	return nil
 }
 
 func zipkinProvider(p *meshv1.MeshConfig_ExtensionProvider_ZipkinTracingProvider) *tracerConfig {
@@ -247,6 +268,12 @@ func tracingWarnings(c Config) []string {
 			return []string{fmt.Sprintf("extensionProviders: %s: the header %s is not sent: the environment has no %s",
 				c.TracingProvider.GetName(), h.GetName(), h.GetEnvName())}
 		}
+	}
+	if p := defaultProvider(c); p != nil {
+		if err := checkProvider(c, p); err != nil {
+			return []string{err.Error() + "; Envoy sends no spans"}
+		}
+		return nil
 	}
 	if c.TracingProvider != nil && tracer(c) == nil {
 		return []string{fmt.Sprintf("extensionProviders: %s is a tracing provider that the bootstrap does not support; use "+

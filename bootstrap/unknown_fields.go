@@ -21,9 +21,12 @@ func bootstrapDescriptor() protoreflect.MessageDescriptor {
 	return (&bootstrapv3.Bootstrap{}).ProtoReflect().Descriptor()
 }
 
-// canonical returns a copy of a document with Envoy's field names instead of camel case. It returns an error for
-// unknown fields. Packed messages of unknown types are not changed.
-func canonical(t tree, m protoreflect.MessageDescriptor, path string) (tree, error) {
+// unknownFields collects a warning for each unknown field of a document.
+type unknownFields []string
+
+// canonical returns a copy of a document with Envoy's field names instead of camel case, without unknown fields. Packed
+// messages of unknown types are not changed.
+func (u *unknownFields) canonical(t tree, m protoreflect.MessageDescriptor, path string) (tree, error) {
 	result := make(tree, len(t))
 	for _, key := range slices.Sorted(maps.Keys(t)) {
 		if key == typeField {
@@ -35,13 +38,14 @@ func canonical(t tree, m protoreflect.MessageDescriptor, path string) (tree, err
 			field = m.Fields().ByJSONName(key)
 		}
 		if field == nil {
-			return nil, unknownField(path, key, m)
+			*u = append(*u, describeUnknownField(path, key, m))
+			continue
 		}
 		name := field.TextName()
 		if _, twice := result[name]; twice {
 			return nil, fmt.Errorf("%s: %s appears twice", path, name)
 		}
-		value, err := canonicalField(t[key], field, joinPath(path, key))
+		value, err := u.canonicalField(t[key], field, joinPath(path, key))
 		if err != nil {
 			return nil, err
 		}
@@ -50,15 +54,15 @@ func canonical(t tree, m protoreflect.MessageDescriptor, path string) (tree, err
 	return result, nil
 }
 
-func unknownField(path, key string, m protoreflect.MessageDescriptor) error {
+func describeUnknownField(path, key string, m protoreflect.MessageDescriptor) string {
 	var known []string
 	for i := range m.Fields().Len() {
 		known = append(known, m.Fields().Get(i).TextName())
 	}
 	if meant := suggest.Name(key, known); meant != "" {
-		return fmt.Errorf("%s: unknown field; did you mean %s?", joinPath(path, key), meant)
+		return fmt.Sprintf("%s: unknown field; did you mean %s? The field has no effect", joinPath(path, key), meant)
 	}
-	return fmt.Errorf("%s: unknown field; %s has no such field", joinPath(path, key), m.FullName())
+	return fmt.Sprintf("%s: unknown field; %s has no such field; the field has no effect", joinPath(path, key), m.FullName())
 }
 
 // joinPath appends a field to a path. The file name and ": " precede the first field.
@@ -69,7 +73,7 @@ func joinPath(path, key string) string {
 	return path + ": " + key
 }
 
-func canonicalField(value any, field protoreflect.FieldDescriptor, path string) (any, error) {
+func (u *unknownFields) canonicalField(value any, field protoreflect.FieldDescriptor, path string) (any, error) {
 	m := field.Message()
 	if field.IsMap() {
 		m = field.MapValue().Message()
@@ -81,7 +85,7 @@ func canonicalField(value any, field protoreflect.FieldDescriptor, path string) 
 	case []any:
 		list := make([]any, len(v))
 		for i := range v {
-			entry, err := canonicalMessage(v[i], m, fmt.Sprintf("%s[%d]", path, i))
+			entry, err := u.canonicalMessage(v[i], m, fmt.Sprintf("%s[%d]", path, i))
 			if err != nil {
 				return nil, err
 			}
@@ -90,11 +94,11 @@ func canonicalField(value any, field protoreflect.FieldDescriptor, path string) 
 		return list, nil
 	case tree:
 		if !field.IsMap() {
-			return canonicalMessage(v, m, path)
+			return u.canonicalMessage(v, m, path)
 		}
 		entries := make(tree, len(v))
 		for key := range v {
-			entry, err := canonicalMessage(v[key], m, path+"["+key+"]")
+			entry, err := u.canonicalMessage(v[key], m, path+"["+key+"]")
 			if err != nil {
 				return nil, err
 			}
@@ -105,7 +109,7 @@ func canonicalField(value any, field protoreflect.FieldDescriptor, path string) 
 	return value, nil
 }
 
-func canonicalMessage(value any, m protoreflect.MessageDescriptor, path string) (any, error) {
+func (u *unknownFields) canonicalMessage(value any, m protoreflect.MessageDescriptor, path string) (any, error) {
 	object, ok := value.(tree)
 	if !ok {
 		return value, nil
@@ -118,7 +122,7 @@ func canonicalMessage(value any, m protoreflect.MessageDescriptor, path string) 
 	if m.ParentFile().Package() == "google.protobuf" {
 		return object, nil // types such as Struct, whose keys are not fields
 	}
-	return canonical(object, m, path)
+	return u.canonical(object, m, path)
 }
 
 // packedDescriptor returns the type of a packed message, or nil if this program does not have it.

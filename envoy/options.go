@@ -35,6 +35,8 @@ type Options struct {
 	LogFormat string
 	// Concurrency is the number of worker threads; 0: one for each core.
 	Concurrency int
+	// LogDeprecations makes Envoy log the use of deprecated fields.
+	LogDeprecations bool
 	// EnableCoreDump enables core dumps.
 	EnableCoreDump bool
 	// HotRestart configures hot restarts; nil disables them, as Istio's agent does.
@@ -76,13 +78,13 @@ func (o Options) Args() []string {
 		"--file-flush-interval-msec", strconv.FormatInt(orDefault(o.FileFlushInterval, time.Second).Milliseconds(), 10),
 		"--allow-unknown-static-fields",
 		"-l", level,
-		"--skip-deprecated-logs",
 	}
 	add := func(wanted bool, flags ...string) {
 		if wanted {
 			args = append(args, flags...)
 		}
 	}
+	add(!o.LogDeprecations, "--skip-deprecated-logs")
 	if o.HotRestart == nil {
 		args = append(args, "--disable-hot-restart")
 	} else {
