@@ -49,7 +49,8 @@ COPY --from=build --chown=0:0 --chmod=0755 /out/pilotfish-iptables /usr/local/bi
 COPY --from=build --chown=0:0 --chmod=0755 /out/envoy.version /usr/local/bin/envoy.version
 # Injection templates of Istio start the agent by this name.
 COPY --from=build --chown=0:0 --chmod=0755 /out/pilotfish-agent /usr/local/bin/pilot-agent
-ENV ENVOY_PATH=/usr/local/bin/envoy
+# The agent finds /usr/local/bin/envoy here. ENVOY_PATH would override the binaryPath of a ProxyConfig.
+ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 WORKDIR /
 USER 1337:1337
 ENTRYPOINT ["/usr/local/bin/pilotfish-agent"]

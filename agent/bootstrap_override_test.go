@@ -85,21 +85,12 @@ func TestOverrideThatCannotBeUsedStopsTheStart(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.101.3.1")
 	s.write(t, "broken.json", `{"admin": `)
-	s.write(t, "unknown.json", `{"static_resorces": {}}`)
 	s.write(t, "harmful.json", `[{"op": "remove", "path": "/dynamic_resources"}]`)
 	s.write(t, "template.json", `{"node": {"id": "{{ .nodeIdentity }}"}}`)
-	if err := syscall.Mkfifo(filepath.Join(s.dir, "pipe.json"), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	env := s.env
 	for setting, want := range map[string]string{
-		"ISTIO_BOOTSTRAP_OVERRIDE=pipe.json":             "pipe.json is not a regular file",
-		"ISTIO_BOOTSTRAP_OVERRIDE=missing.json":          "missing.json: no such file",
-		"ISTIO_BOOTSTRAP_OVERRIDE=broken.json":           "broken.json",
-		"ISTIO_BOOTSTRAP_OVERRIDE=unknown.json":          "static_resorces",
 		"ISTIO_BOOTSTRAP_OVERRIDE=harmful.json":          "dynamic_resources",
 		"ISTIO_BOOTSTRAP=template.json":                  "template.json:1: .nodeIdentity is not known",
-		"ISTIO_BOOTSTRAP_OVERRIDE=template.json":         "templates are supported only for whole bootstraps",
 		"ISTIO_BOOTSTRAP=missing.json":                   "missing.json: no such file",
 		"PROXY_CONFIG={customConfigFile: ./broken.json}": "broken.json",
 	} {
@@ -113,6 +104,40 @@ func TestOverrideThatCannotBeUsedStopsTheStart(t *testing.T) {
 		if _, err := os.Stat(filepath.Join(s.dir, "etc/istio/proxy", config.BootstrapFile)); err == nil {
 			t.Errorf("%s: a bootstrap was written nevertheless", setting)
 		}
+	}
+}
+
+// With Istio's agent the pod starts without such an override, so the agent only warns.
+func TestOverrideThatIstioToleratesIsAWarning(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.101.3.2")
+	s.write(t, "broken.json", `{"admin": `)
+	s.write(t, "unknown.json", `{"static_resorces": {}}`)
+	s.write(t, "template.json", `{"node": {"id": "{{ .nodeIdentity }}"}}`)
+	if err := syscall.Mkfifo(filepath.Join(s.dir, "pipe.json"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	env := s.env
+	for file, want := range map[string]string{
+		"pipe.json": "pipe.json is not a regular file", "missing.json": "missing.json: no such file", "broken.json": "broken.json is neither JSON nor YAML",
+		"unknown.json": "static_resorces: unknown field", "template.json": "templates are supported only for whole bootstraps",
+	} {
+		s.env = append(env, "ISTIO_BOOTSTRAP_OVERRIDE="+file)
+		out, errOut, code := s.runCommand(t, "config")
+		if code != 0 || !strings.Contains(out, want) {
+			t.Errorf("%s: code %d, %s%s; want 0 and %q", file, code, out, errOut, want)
+		}
+	}
+}
+
+func TestEnvoyOfProxyConfigRuns(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.101.3.3")
+	old := testenv.EnvoyOf(t, testenv.OldEnvoyVersion)
+	s.env = append(s.env, "ENVOY_PATH=", "PROXY_CONFIG={binaryPath: "+old+"}")
+	_, errOut, code := s.runCommand(t, "bootstrap", "--validate")
+	if want := "Envoy " + testenv.OldEnvoyVersion + " (" + old + ")"; code != 0 || !strings.Contains(errOut, want) {
+		t.Errorf("code %d, %s; want 0 and %q", code, errOut, want)
 	}
 }
 

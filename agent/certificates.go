@@ -71,6 +71,7 @@ func (a *Agent) certificateSource(logger *slog.Logger) (sds.Source, error) {
 		TrustDomain:       id.TrustDomain,
 		Namespace:         id.Namespace,
 		ServiceAccount:    id.ServiceAccount,
+		Signer:            c.Signer,
 		Key:               c.Key,
 		PKCS8:             c.PKCS8,
 		Saved:             c.Output.Dir,

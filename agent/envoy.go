@@ -275,6 +275,7 @@ func (e *envoySupervisor) options(binary envoy.Binary) envoy.Options {
 		LogFormat:             format,
 		Concurrency:           c.Concurrency,
 		EnableCoreDump:        c.CoreDump,
+		LogDeprecations:       c.LogDeprecations,
 	}
 }
 

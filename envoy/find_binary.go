@@ -18,6 +18,7 @@ type Source string
 const (
 	FromFlag        Source = "--envoy-path"
 	FromEnvironment Source = "ENVOY_PATH"
+	FromProxyConfig Source = "binaryPath of ProxyConfig"
 	FromCache       Source = "the project's cache"
 	FromPath        Source = "PATH"
 )
@@ -28,6 +29,8 @@ type FindOptions struct {
 	Path string
 	// EnvPath is the value of ENVOY_PATH.
 	EnvPath string
+	// ConfiguredPath is ProxyConfig's binaryPath.
+	ConfiguredPath string
 	// CacheDir is the project's cache with binaries in <CacheDir>/<version>/envoy. The versions that binaries report
 	// are cached there, too.
 	CacheDir string
@@ -51,8 +54,8 @@ type Binary struct {
 	Unconfirmed bool
 }
 
-// Find searches for an Envoy binary of MinimumVersion or newer, in this order: flag, environment, cache (newest first),
-// PATH. If the flag or the environment names a missing or unsuitable binary, Find fails without further search. The
+// Find searches for an Envoy binary of MinimumVersion or newer, in this order: flag, environment, ProxyConfig, cache
+// (newest first), PATH. If one of the first three names a missing or unsuitable binary, Find fails without further search. The
 // error is a *NotFoundError, *TooOldError or *NotEnvoyError, or the context's error.
 func Find(ctx context.Context, o FindOptions) (Binary, error) {
 	s := newSearch(o)
@@ -61,6 +64,9 @@ func Find(ctx context.Context, o FindOptions) (Binary, error) {
 	}
 	if o.EnvPath != "" {
 		return s.findNamed(ctx, o.EnvPath, FromEnvironment)
+	}
+	if o.ConfiguredPath != "" {
+		return s.findNamed(ctx, o.ConfiguredPath, FromProxyConfig)
 	}
 	return s.findUnnamed(ctx)
 }

@@ -12,13 +12,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-func TestSearchOrderIsFlagEnvironmentCachePath(t *testing.T) {
+func TestSearchOrderIsFlagEnvironmentProxyConfigCachePath(t *testing.T) {
 	dir := t.TempDir()
 	all := FindOptions{
-		Path:     fakeEnvoy(t, dir, "flag/envoy", "1.41.0"),
-		EnvPath:  fakeEnvoy(t, dir, "env/envoy", "1.42.0"),
-		CacheDir: filepath.Join(dir, "cache"),
-		PathEnv:  filepath.Join(dir, "empty") + ":" + filepath.Join(dir, "path"),
+		Path:           fakeEnvoy(t, dir, "flag/envoy", "1.41.0"),
+		EnvPath:        fakeEnvoy(t, dir, "env/envoy", "1.42.0"),
+		ConfiguredPath: fakeEnvoy(t, dir, "configured/envoy", "1.43.0"),
+		CacheDir:       filepath.Join(dir, "cache"),
+		PathEnv:        filepath.Join(dir, "empty") + ":" + filepath.Join(dir, "path"),
 	}
 	fakeEnvoy(t, dir, "cache/1.9.0/envoy", "1.9.0")
 	fakeEnvoy(t, dir, "cache/1.38.0/envoy", "1.38.0")
@@ -32,7 +33,8 @@ func TestSearchOrderIsFlagEnvironmentCachePath(t *testing.T) {
 	}{
 		{func(*FindOptions) {}, all.Path, FromFlag, Version{Major: 1, Minor: 41}},
 		{func(o *FindOptions) { o.Path = "" }, all.EnvPath, FromEnvironment, Version{Major: 1, Minor: 42}},
-		{func(o *FindOptions) { o.EnvPath = "" }, newest, FromCache, Version{Major: 1, Minor: 40, Patch: 1}},
+		{func(o *FindOptions) { o.EnvPath = "" }, all.ConfiguredPath, FromProxyConfig, Version{Major: 1, Minor: 43}},
+		{func(o *FindOptions) { o.ConfiguredPath = "" }, newest, FromCache, Version{Major: 1, Minor: 40, Patch: 1}},
 		{func(o *FindOptions) { o.CacheDir = "" }, onPath, FromPath, Version{Major: 1, Minor: 39}},
 	} {
 		c.drop(&all)

@@ -20,7 +20,7 @@ spec: {concurrency: 3, environmentVariables: {ISTIO_META_FROM: mesh, ISTIO_META_
 apiVersion: networking.istio.io/v1beta1
 kind: ProxyConfig
 metadata: {name: some, namespace: default}
-spec: {selector: {matchLabels: {app: a}}, concurrency: 2, environmentVariables: {ISTIO_META_FROM: some, GUARD_AGENT_SOCKETS: "false", LD_PRELOAD: /nonexistent, EXIT_ON_ZERO_ACTIVE_CONNECTIONS: "true"}}
+spec: {selector: {matchLabels: {app: a}}, concurrency: 2, environmentVariables: {ISTIO_META_FROM: some, GUARD_AGENT_SOCKETS: "false", LD_PRELOAD: /nonexistent, ENVOY_PATH: /nonexistent, PROXY_CONFIG: "{binaryPath: /nonexistent}", EXIT_ON_ZERO_ACTIVE_CONNECTIONS: "true"}}
 ---
 apiVersion: networking.istio.io/v1beta1
 kind: ProxyConfig
@@ -69,7 +69,7 @@ func TestSidecarsUseProxyConfigAndEnvoyFilter(t *testing.T) {
 			}
 			answer += strings.ReplaceAll(string(data), "\x00", " ")
 		}
-		for _, text := range []string{"GUARD_AGENT_SOCKETS", "LD_PRELOAD"} {
+		for _, text := range []string{"GUARD_AGENT_SOCKETS", "LD_PRELOAD", "/nonexistent", "binaryPath"} {
 			if strings.Contains(answer, text) {
 				t.Errorf("the agent of %s has %s, which a tenant set", name, text)
 			}
@@ -84,7 +84,7 @@ func TestSidecarsUseProxyConfigAndEnvoyFilter(t *testing.T) {
 	if want := `{"static_resources":{"clusters":[{"name":"from-a-patch","type":"STATIC","connect_timeout":"1s"}]},"stats_flush_interval":"7s"}`; err != nil || string(patch) != want {
 		t.Errorf("%s %v\nwant %s", patch, err, want)
 	}
-	for _, name := range []string{"GUARD_AGENT_SOCKETS", "LD_PRELOAD"} {
+	for _, name := range []string{"GUARD_AGENT_SOCKETS", "LD_PRELOAD", "ENVOY_PATH", "PROXY_CONFIG"} {
 		if !slices.ContainsFunc(m.Status(t.Context()).Control.Problems, func(p config.Problem) bool {
 			return p.Code == config.NoEffect && p.Field == "spec.environmentVariables["+name+"]" && p.Severity == config.Warning
 		}) {

@@ -19,6 +19,9 @@ type CAConfig struct {
 
 	// TrustDomain, Namespace and ServiceAccount form the requested SPIFFE ID.
 	TrustDomain, Namespace, ServiceAccount string
+	// Signer is sent as CertSigner in the request's metadata: the name of the signer, where the CA has several. Empty: none
+	// is sent.
+	Signer string
 	// Key is the type of the private key; default ECDSA P-256.
 	Key KeyType
 	// PKCS8 encodes keys as PKCS #8 instead of PKCS #1 or SEC 1.

@@ -159,6 +159,24 @@ func TestInvalidCAResponsesAreRejected(t *testing.T) {
 	}
 }
 
+func TestSignerIsSentInTheRequest(t *testing.T) {
+	for _, signer := range []string{"", "istio-system"} {
+		ca := newAuthority(t)
+		address, _ := ca.listen(t, "127.0.0.1:0", nil)
+		config := caConfig(address)
+		config.Signer = signer
+		source := newSource(t, config)
+		runSource(t, source)
+		nextSerial(t, source, "")
+		ca.mu.Lock()
+		got := ca.signer
+		ca.mu.Unlock()
+		if got != signer {
+			t.Errorf("the request names the signer %q, want %q", got, signer)
+		}
+	}
+}
+
 func TestCertificateIsRotatedBeforeItExpires(t *testing.T) {
 	ca := newAuthority(t)
 	address, _ := ca.listen(t, "127.0.0.1:0", nil)

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/structpb"
 	securityv1 "istio.io/api/security/v1alpha1"
 )
 
@@ -85,12 +86,20 @@ func (c *CASource) callCA(ctx context.Context, csr string) ([]string, error) {
 	defer func() { _ = conn.Close() }()
 	answer, err := securityv1.NewIstioCertificateServiceClient(conn).CreateCertificate(
 		metadata.NewOutgoingContext(ctx, header),
-		&securityv1.IstioCertificateRequest{Csr: csr, ValidityDuration: int64(c.config.TTL.Seconds())})
+		&securityv1.IstioCertificateRequest{Csr: csr, ValidityDuration: int64(c.config.TTL.Seconds()), Metadata: c.requestMetadata()})
 	if err != nil {
 		s := status.Convert(err)
 		return nil, fmt.Errorf("%s: %s", s.Code(), s.Message())
 	}
 	return answer.CertChain, nil
+}
+
+// requestMetadata returns the metadata of a request; nil if no signer is configured. The name of the entry is Istio's.
+func (c *CASource) requestMetadata() *structpb.Struct {
+	if c.config.Signer == "" {
+		return nil
+	}
+	return &structpb.Struct{Fields: map[string]*structpb.Value{"CertSigner": structpb.NewStringValue(c.config.Signer)}}
 }
 
 // checkResponse verifies a response: the certificate has the requested key and identity, is currently valid, and chains

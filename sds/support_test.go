@@ -57,6 +57,7 @@ type authority struct {
 	answer func(csr *x509.CertificateRequest) ([]string, error)
 	calls  atomic.Int32
 	tokens []string
+	signer string // CertSigner in the metadata of the last request
 }
 
 func newAuthority(t *testing.T) *authority {
@@ -100,6 +101,7 @@ func (a *authority) CreateCertificate(ctx context.Context, r *securityv1.IstioCe
 	md, _ := metadata.FromIncomingContext(ctx)
 	a.mu.Lock()
 	a.tokens = append(a.tokens, strings.Join(md.Get("authorization"), ","))
+	a.signer = r.GetMetadata().GetFields()["CertSigner"].GetStringValue()
 	answer := a.answer
 	a.mu.Unlock()
 	chain, err := answer(csr)

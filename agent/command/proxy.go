@@ -113,7 +113,7 @@ func (o *proxyOptions) resolve(cmd *cobra.Command, args []string) (*config.Confi
 		return nil, fmt.Errorf("getting the working directory, which is the base of relative paths: %w", err)
 	}
 	c, err := config.Resolve(config.Inputs{
-		Flags: o.flags, Env: os.Environ(), Interfaces: interfaceAddresses, AwaitAddress: o.awaitAddress, CacheDir: envoyCache(),
+		Flags: o.flags, Env: os.Environ(), Interfaces: interfaceAddresses, InterfaceAddresses: addressesOfInterface, LookupHost: lookupHost, AwaitAddress: o.awaitAddress, CacheDir: envoyCache(),
 		WorkingDir: dir, Limits: cgroup.Self(), Cloud: config.QueryCloud, DetectExternalServer: detectExternalServer,
 	})
 	if err != nil {
@@ -224,6 +224,30 @@ func interfaceAddresses() ([]netip.Addr, error) {
 	if err != nil {
 		return nil, err
 	}
+	return globalAddresses(all), nil
+}
+
+// addressesOfInterface returns the addresses of one interface except loopback and link-local ones.
+func addressesOfInterface(name string) ([]netip.Addr, error) {
+	i, err := net.InterfaceByName(name)
+	if err != nil {
+		return nil, err
+	}
+	all, err := i.Addrs()
+	return globalAddresses(all), err
+}
+
+// lookupTimeout is the timeout of lookupHost. The agent's start waits for it.
+const lookupTimeout = 5 * time.Second
+
+// lookupHost returns the IP addresses of a host name.
+func lookupHost(host string) ([]netip.Addr, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), lookupTimeout)
+	defer cancel()
+	return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+}
+
+func globalAddresses(all []net.Addr) []netip.Addr {
 	var found []netip.Addr
 	for _, a := range all {
 		prefix, err := netip.ParsePrefix(a.String())
@@ -232,7 +256,7 @@ func interfaceAddresses() ([]netip.Addr, error) {
 		}
 	}
 	slices.SortStableFunc(found, func(a, b netip.Addr) int { return a.BitLen() - b.BitLen() })
-	return found, nil
+	return found
 }
 
 const (

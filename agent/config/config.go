@@ -93,15 +93,20 @@ func (i Identity) SPIFFEID() string {
 // Envoy configures how Envoy is found, started and supervised.
 type Envoy struct {
 	Disabled bool
-	// Path is --envoy-path, EnvPath is ENVOY_PATH, SearchPath is PATH, CacheDir is the project's cache directory.
-	Path, EnvPath, SearchPath, CacheDir string
-	LogLevel, ComponentLogLevel         string
+	// Path is --envoy-path, EnvPath is ENVOY_PATH, ConfiguredPath is ProxyConfig's binaryPath, SearchPath is PATH,
+	// CacheDir is the project's cache directory.
+	Path, EnvPath, ConfiguredPath, SearchPath, CacheDir string
+	LogLevel, ComponentLogLevel                         string
 	// LogAsJSON makes Envoy log in JSON.
 	LogAsJSON                     bool
 	Concurrency                   int
 	ReadinessPort, PrometheusPort uint32
-	OutlierLog                    string
-	DualStack                     bool
+	// ReadinessProxyProtocol makes the readiness port also accept connections that begin with the PROXY protocol.
+	ReadinessProxyProtocol bool
+	// LogDeprecations makes Envoy log the use of deprecated fields.
+	LogDeprecations bool
+	OutlierLog      string
+	DualStack       bool
 	// CoreDump allows the kernel to write a core file when Envoy crashes.
 	CoreDump bool
 	// KeepPrivileges omits no_new_privs, so that Envoy may execute files with capabilities or a set-user-ID bit, such
@@ -261,6 +266,7 @@ func (c *Config) BootstrapConfig() bootstrap.Config {
 		Bind:             c.Bind,
 		ReadinessPort:    c.Envoy.ReadinessPort,
 		PrometheusPort:   c.Envoy.PrometheusPort,
+		ReadinessProxied: c.Envoy.ReadinessProxyProtocol,
 		XDSSocket:        c.ControlPlane.Socket,
 		AdminSocket:      c.Envoy.AdminSocket,
 		SDSSocket:        c.Certificates.envoySocket(),
@@ -339,5 +345,5 @@ func (i Identity) StateOwner() string {
 
 // FindOptions returns the options with which package envoy finds the Envoy binary to run.
 func (c Envoy) FindOptions() envoy.FindOptions {
-	return envoy.FindOptions{Path: c.Path, EnvPath: c.EnvPath, CacheDir: c.CacheDir, PathEnv: c.SearchPath}
+	return envoy.FindOptions{Path: c.Path, EnvPath: c.EnvPath, ConfiguredPath: c.ConfiguredPath, CacheDir: c.CacheDir, PathEnv: c.SearchPath}
 }

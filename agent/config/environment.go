@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -44,11 +45,31 @@ func (e *environment) addSetting(name string, value any, source string) {
 }
 
 func (e *environment) warn(format string, args ...any) {
-	e.warnings = append(e.warnings, fmt.Sprintf(format, args...))
+	if w := fmt.Sprintf(format, args...); !slices.Contains(e.warnings, w) {
+		e.warnings = append(e.warnings, w)
+	}
 }
 
 func (e *environment) addValueError(variable, value, remedy string) {
 	e.errs = append(e.errs, fmt.Errorf("environment %s: %q: %s", variable, maskValue(variable, value), remedy))
+}
+
+// warnValue adds a warning about an invalid value that Istio's agent tolerates. effect describes what applies instead.
+func (e *environment) warnValue(variable, value, remedy, effect string) {
+	e.warn("environment %s: %q: %s; %s", variable, maskValue(variable, value), remedy, effect)
+}
+
+// errRefused is a value with which Istio's agent does not start either, or never becomes ready.
+var errRefused = errors.New("refused")
+
+// rejectValue adds a warning for an invalid value that Istio's agent replaces by the default, and an error for other
+// invalid values. A pod that starts with Istio's agent must start with this one.
+func (e *environment) rejectValue(variable, value, remedy string, fallback any, err error) {
+	if isIstioVariable(variable) && !errors.Is(err, errRefused) {
+		e.warnValue(variable, value, remedy, fmt.Sprintf("the default %v applies", fallback))
+		return
+	}
+	e.addValueError(variable, value, remedy)
 }
 
 // variableSource returns the source text of a variable that is set, and the default source otherwise.
@@ -71,12 +92,12 @@ func (e *environment) text(name, variable, fallback, fallbackSource string) stri
 
 // choice returns a value that must be one of allowed.
 func (e *environment) choice(name, variable, fallback string, allowed ...string) string {
-	value := e.text(name, variable, fallback, sourceDefault)
-	if !slices.Contains(allowed, value) {
-		e.addValueError(variable, value, "use one of "+strings.Join(allowed, ", "))
-		return fallback
-	}
-	return value
+	return parseVariable(e, name, variable, fallback, "use one of "+strings.Join(allowed, ", "), func(s string) (string, error) {
+		if !slices.Contains(allowed, s) {
+			return "", strconv.ErrSyntax
+		}
+		return s, nil
+	})
 }
 
 func parseVariable[T any](e *environment, name, variable string, fallback T, remedy string, parse func(string) (T, error)) T {
@@ -87,8 +108,9 @@ func parseVariable[T any](e *environment, name, variable string, fallback T, rem
 	}
 	value, err := parse(text)
 	if err != nil {
-		e.addValueError(variable, text, remedy)
-		value = fallback
+		e.rejectValue(variable, text, remedy, fallback, err)
+		e.addSetting(name, fallback, sourceDefault)
+		return fallback
 	}
 	e.addSetting(name, value, "environment "+variable)
 	return value
@@ -111,12 +133,17 @@ func (e *environment) duration(name, variable string, fallback time.Duration) ti
 
 func (e *environment) port(name, variable string, fallback uint32) uint32 {
 	return parseVariable(e, name, variable, fallback, "write a port from 1 to 65535", func(s string) (uint32, error) {
-		n, err := strconv.ParseUint(s, 10, 16)
-		if err == nil && n == 0 {
-			err = strconv.ErrRange
-		}
-		return uint32(n), err
+		return parsePortNumber(s, 1)
 	})
+}
+
+// parsePortNumber parses a port from minimum to 65535. Envoy refuses other numbers, so they are errors with errRefused.
+func parsePortNumber(text string, minimum int) (uint32, error) {
+	n, err := strconv.Atoi(text)
+	if err == nil && (n < minimum || n > math.MaxUint16) {
+		err = errRefused
+	}
+	return uint32(n), err
 }
 
 func (e *environment) ratio(name, variable string, fallback float64) float64 {
@@ -131,13 +158,18 @@ func (e *environment) ratio(name, variable string, fallback float64) float64 {
 
 // address returns an IP address; the zero value if the variable is empty.
 func (e *environment) address(name, variable string) netip.Addr {
+	const remedy = "write an IP address, such as 10.1.2.3"
 	text := e.vars[variable]
 	if text == "" {
 		return netip.Addr{}
 	}
 	a, err := netip.ParseAddr(text)
-	if err != nil {
-		e.addValueError(variable, text, "write an IP address, such as 10.1.2.3")
+	switch {
+	case err != nil && isIstioVariable(variable):
+		e.warnValue(variable, text, remedy, "the value has no effect")
+		return netip.Addr{}
+	case err != nil:
+		e.addValueError(variable, text, remedy)
 		return netip.Addr{}
 	}
 	e.addSetting(name, a, "environment "+variable)
@@ -163,10 +195,17 @@ var headerName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompil
 func (e *environment) headers(prefix string) map[string]string {
 	found := e.withPrefix(prefix)
 	for _, name := range sortedKeys(found) {
-		if !headerName().MatchString(name) || strings.HasPrefix(strings.ToLower(name), "grpc-") || strings.HasSuffix(strings.ToLower(name), "-bin") {
-			e.addValueError(prefix+name, maskedValue, "write a gRPC header name after "+prefix+"; names with the prefix grpc- or the suffix -bin are not allowed")
+		lower := strings.ToLower(name)
+		if strings.HasPrefix(lower, "grpc-") {
+			e.warn("environment %s: gRPC reserves names with the prefix grpc-; the header is not sent", prefix+name)
+			delete(found, name)
+			continue
 		}
-		if strings.ContainsFunc(found[name], func(r rune) bool { return r < ' ' || r > '~' }) {
+		if !headerName().MatchString(name) {
+			e.addValueError(prefix+name, maskedValue, "write a gRPC header name after "+prefix)
+		}
+		binary := strings.HasSuffix(lower, "-bin") // gRPC encodes the value
+		if !binary && strings.ContainsFunc(found[name], func(r rune) bool { return r < ' ' || r > '~' }) {
 			e.addValueError(prefix+name, maskedValue, "use only printable ASCII characters in a header value")
 		}
 		e.addSetting("header "+name, maskedValue, "environment "+prefix+name)

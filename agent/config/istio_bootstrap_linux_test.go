@@ -86,8 +86,6 @@ func TestBootstrapDiffersFromIstioOnlyOnPurpose(t *testing.T) {
 		switch name {
 		case "legacy_stats_tags_regex": // of a removed option: Istio's test does not read it
 			continue
-		case "invalid_stats_eviction_interval": // the agent refuses the interval
-			continue
 		}
 		t.Run(name, func(t *testing.T) {
 			golden := readIstioBootstrap(t, file)

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"maps"
 	"os"
 	"path/filepath"
@@ -22,8 +23,10 @@ type variable struct {
 	given     string
 	value     string // expected setting with the given value; "" if they are equal
 	bad       string // invalid value; "" if all values are valid
-	remedy    string // part of the error for the invalid value
+	remedy    string // part of the error or warning for the invalid value
 	with      []string
+	fallback  string // expected setting with a tolerated invalid value, if it is not otherwise
+	refused   bool   // an invalid value of a variable of Istio's agent ends the start, because Istio's agent fails, too
 }
 
 // exchangeEnabled enables token exchange.
@@ -33,17 +36,17 @@ var exchangeEnabled = []string{"TOKEN_EXCHANGE_URL=https://exchange.example/toke
 var dnsEnabled = []string{"ISTIO_META_DNS_CAPTURE=true"}
 
 var variables = []variable{
-	{name: "POD_NAME", setting: "name", given: "reviews-1", bad: "a~b", remedy: "~"},
-	{name: "POD_NAMESPACE", setting: "namespace", otherwise: "default", given: "books", bad: "a b", remedy: "space"},
-	{name: "SERVICE_ACCOUNT", setting: "serviceAccount", otherwise: "default", given: "reviews", bad: "a/b", remedy: "slash"},
-	{name: "TRUST_DOMAIN", setting: "trustDomain", otherwise: "cluster.local", given: "example.org", bad: "a b", remedy: "space"},
-	{name: "INSTANCE_IP", setting: "address", otherwise: "10.1.1.1", given: "10.9.9.9", bad: "here", remedy: "IP address"},
+	{name: "POD_NAME", setting: "name", given: "reviews-1", bad: "a~b", remedy: "~", refused: true},
+	{name: "POD_NAMESPACE", setting: "namespace", otherwise: "default", given: "books", bad: "a b", remedy: "space", refused: true},
+	{name: "SERVICE_ACCOUNT", setting: "serviceAccount", otherwise: "default", given: "reviews", bad: "a/b", remedy: "slash", refused: true},
+	{name: "TRUST_DOMAIN", setting: "trustDomain", otherwise: "cluster.local", given: "example.org", bad: "a b", remedy: "space", refused: true},
+	{name: "INSTANCE_IP", setting: "address", otherwise: "10.1.1.1", given: "10.9.9.9"},
 	{name: "HOST_IP", setting: "hostAddress", given: "10.0.0.1", bad: "node", remedy: "IP address"},
 	{name: "CLOUD_PLATFORM", setting: "cloudPlatform", otherwise: "none", given: "aws", bad: "mars", remedy: "none, gcp, aws, azure"},
 	{name: "ISTIO_CPU_LIMIT", setting: "envoy.concurrency", otherwise: "0", given: "1500m", value: "2", bad: "two", remedy: "500m"},
 
-	{name: "CA_PROVIDER", setting: "certificates.provider", otherwise: "Citadel", given: "Citadel", bad: "Vault", remedy: "Citadel"},
-	{name: "CA_ADDR", setting: "certificates.address", otherwise: "istiod.istio-system.svc:15012", given: "ca:443", bad: "ca", remedy: "host:port"},
+	{name: "CA_PROVIDER", setting: "certificates.provider", otherwise: "Citadel", given: "Citadel", bad: "Vault", remedy: "Citadel", refused: true},
+	{name: "CA_ADDR", setting: "certificates.address", otherwise: "istiod.istio-system.svc:15012", given: "ca:443", bad: "ca", remedy: "host:port", refused: true},
 	{name: "CA_ROOT_CA", setting: "certificates.rootFile", otherwise: "./var/run/secrets/istio/root-cert.pem", given: "SYSTEM"},
 	{name: "XDS_ROOT_CA", setting: "controlPlane.rootFile", otherwise: "./var/run/secrets/istio/root-cert.pem", given: "./roots.pem"},
 	{name: "PILOT_CERT_PROVIDER", setting: "controlPlane.rootFile", otherwise: "./var/run/secrets/istio/root-cert.pem", given: "kubernetes",
@@ -54,18 +57,19 @@ var variables = []variable{
 	{name: "SECRET_TTL", setting: "certificates.ttl", otherwise: "24h0m0s", given: "1h", value: "1h0m0s", bad: "soon", remedy: "24h"},
 	{name: "SECRET_GRACE_PERIOD_RATIO", setting: "certificates.graceRatio", otherwise: "0.5", given: "0.2", bad: "2", remedy: "0 to 1"},
 	{name: "SECRET_GRACE_PERIOD_RATIO_JITTER", setting: "certificates.graceJitter", otherwise: "0.01", given: "0", bad: "x", remedy: "0 to 1"},
-	{name: "WORKLOAD_RSA_KEY_SIZE", setting: "certificates.rsaBits", otherwise: "2048", given: "4096", bad: "512", remedy: "2048"},
-	{name: "ECC_SIGNATURE_ALGORITHM", setting: "certificates.algorithm", otherwise: "RSA", given: "ECDSA", bad: "ED25519", remedy: "ECDSA"},
+	{name: "WORKLOAD_RSA_KEY_SIZE", setting: "certificates.rsaBits", otherwise: "2048", given: "4096", bad: "512", remedy: "2048", refused: true},
+	{name: "ECC_SIGNATURE_ALGORITHM", setting: "certificates.algorithm", otherwise: "RSA", given: "ECDSA", bad: "ED25519", remedy: "ECDSA", refused: true},
 	{name: "ECC_CURVE", setting: "certificates.curve", otherwise: "P256", given: "P384", bad: "P5", remedy: "P256", with: []string{"ECC_SIGNATURE_ALGORITHM=ECDSA"}},
+	{name: "PILOT_ENABLE_CA_CRL", setting: "certificates.crl", otherwise: "true", given: "false", bad: "x", remedy: "true or false"},
 	{name: "PKCS8_KEY", setting: "certificates.pkcs8", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
 	{name: "OUTPUT_CERTS", setting: "certificates.output", given: "/tmp", bad: "/dev/null", remedy: "directory"},
 	{name: "FILE_DEBOUNCE_DURATION", setting: "certificates.debounce", otherwise: "100ms", given: "1s", bad: "x", remedy: "duration"},
-	{name: "CREDENTIAL_FETCHER_TYPE", setting: "credentialFetcher", otherwise: "JWT", given: "GoogleComputeEngine", bad: "Mock", remedy: "JWT"},
+	{name: "CREDENTIAL_FETCHER_TYPE", setting: "credentialFetcher", otherwise: "JWT", given: "GoogleComputeEngine", bad: "Mock", remedy: "JWT", refused: true},
 	{name: "GCE_METADATA_HOST", setting: "metadataServer", otherwise: "169.254.169.254", given: "127.0.0.1:8000", bad: "http://x/", remedy: "host:port"},
 	{name: "KEEP_REPLACED_ROOTS", setting: "certificates.keepReplacedRoots", otherwise: "true", given: "false", bad: "x", remedy: "true or false"},
 	{name: "SPIFFE_ENDPOINT_SOCKET", setting: "certificates.workloadAPI", given: "unix:///run/agent.sock", value: "unix:/run/agent.sock", bad: "agent.sock", remedy: "unix:///"},
 	{name: "WORKLOAD_IDENTITY_SOCKET_FILE", setting: "certificates.socket", otherwise: "./var/run/secrets/workload-spiffe-uds/socket",
-		given: "other", value: "./var/run/secrets/workload-spiffe-uds/other", bad: "../x", remedy: "slashes"},
+		given: "other", value: "./var/run/secrets/workload-spiffe-uds/other", bad: "../x", remedy: "slashes", refused: true},
 
 	{name: "GRPC_KEEPALIVE_INTERVAL", setting: "controlPlane.keepaliveInterval", otherwise: "30s", given: "1m", value: "1m0s", bad: "-1s", remedy: "duration"},
 	{name: "GRPC_KEEPALIVE_TIMEOUT", setting: "controlPlane.keepaliveTimeout", otherwise: "10s", given: "5s", bad: "5", remedy: "duration"},
@@ -77,7 +81,7 @@ var variables = []variable{
 	{name: "ENVOY_NO_NEW_PRIVS", setting: "envoy.noNewPrivileges", otherwise: "true", given: "false", bad: "x", remedy: "true or false"},
 	{name: "ENVOY_ADVISORY_WARNING", setting: "envoy.advisoryWarning", otherwise: "true", given: "false", bad: "x", remedy: "true or false"},
 	{name: "AGENT_DUMPABLE", setting: "agent.dumpable", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
-	{name: "MINIMUM_DRAIN_DURATION", setting: "shutdown.minimum", otherwise: "0s", given: "3s", bad: "x", remedy: "duration"},
+	{name: "MINIMUM_DRAIN_DURATION", setting: "shutdown.minimum", otherwise: "0s", given: "3s", bad: "x", remedy: "duration", fallback: "5s"},
 	{name: "PRE_DRAIN_DELAY", setting: "shutdown.preDelay", otherwise: "0s", given: "4s", bad: "x", remedy: "duration"},
 	{name: "UNREADY_AFTER_CONTROL_PLANE_LOSS", setting: "health.lossLimit", otherwise: "0s", given: "10m0s", bad: "-1s", remedy: "duration"},
 	{name: "KEEP_CONFIGURATION", setting: "lastGood.keep", otherwise: "true", given: "false", bad: "x", remedy: "true or false"},
@@ -88,14 +92,16 @@ var variables = []variable{
 	{name: "TERMINATION_GRACE_PERIOD", setting: "shutdown.gracePeriod", otherwise: "30s", given: "60", value: "1m0s", bad: "long", remedy: "30s"},
 	{name: "EXIT_ON_ZERO_ACTIVE_CONNECTIONS", setting: "shutdown.whenIdle", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
 
-	{name: "ENVOY_STATUS_PORT", setting: "envoy.readinessPort", otherwise: "15021", given: "16021", bad: "70000", remedy: "65535"},
-	{name: "ENVOY_PROMETHEUS_PORT", setting: "envoy.prometheusPort", otherwise: "15090", given: "16090", bad: "0", remedy: "65535"},
+	{name: "ENVOY_STATUS_PORT", setting: "envoy.readinessPort", otherwise: "15021", given: "16021", bad: "70000", remedy: "65535", refused: true},
+	{name: "ENVOY_PROMETHEUS_PORT", setting: "envoy.prometheusPort", otherwise: "15090", given: "16090", bad: "0", remedy: "65535", refused: true},
+	{name: "ENVOY_STATUS_PORT_ENABLE_PROXY_PROTOCOL", setting: "envoy.readinessProxyProtocol", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
+	{name: "ENVOY_SKIP_DEPRECATED_LOGS", setting: "envoy.skipDeprecatedLogs", otherwise: "true", given: "false", bad: "x", remedy: "true or false"},
 	{name: "ENVOY_ADMIN_SOCKET", setting: "envoy.adminSocket", given: "admin/envoy.sock", value: "./admin/envoy.sock", bad: "@envoy", remedy: "file"},
 	{name: "PILOT_AGENT_MERGE_ENVOY_STATS", setting: "metrics.envoy", otherwise: "true", given: "false", bad: "x", remedy: "true or false"},
 
 	{name: "METRICS_LOCALHOST_ACCESS_ONLY", setting: "metrics.onlyLoopback", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
 	{name: "ENVOY_SECURE_METRICS_PORT", setting: "metrics.securePort", otherwise: "0", given: "16091", bad: "x", remedy: "65535"},
-	{name: "ENVOY_SECURE_MERGED_METRICS_PORT", setting: "metrics.secureMergedPort", otherwise: "0", given: "16092", bad: "15021", remedy: "choose a different one"},
+	{name: "ENVOY_SECURE_MERGED_METRICS_PORT", setting: "metrics.secureMergedPort", otherwise: "0", given: "16092", bad: "15021", remedy: "choose a different one", refused: true},
 	{name: "METRICS_ALLOW_RESERVED_NAMES", setting: "metrics.allowReservedNames", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
 	{name: "METRICS_MAX_APPLICATION_BYTES", setting: "metrics.maxApplicationBytes", otherwise: "67108864", given: "1000", bad: "0", remedy: "number of bytes"},
 
@@ -103,7 +109,7 @@ var variables = []variable{
 	{name: "ENABLE_PROBE_KEEPALIVE_CONNECTIONS", setting: "appProbes.keepAlive", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
 	{name: "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION", setting: "appProbes.localhost", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
 
-	{name: "ISTIO_BOOTSTRAP", setting: "bootstrap.custom", given: "whole.yaml", bad: "missing.yaml", remedy: "no such file"},
+	{name: "ISTIO_BOOTSTRAP", setting: "bootstrap.custom", given: "whole.yaml", bad: "missing.yaml", remedy: "no such file", refused: true},
 	{name: "ISTIO_BOOTSTRAP_OVERRIDE", setting: "bootstrap.override", given: "merge.json", bad: "missing.json", remedy: "no such file"},
 	{name: "GRPC_XDS_BOOTSTRAP", setting: "bootstrap.grpcFile", otherwise: "./etc/istio/proxy/grpc-bootstrap.json", given: "/run/grpc.json"},
 	{name: "ISTIO_DUAL_STACK", setting: "envoy.dualStack", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
@@ -120,7 +126,7 @@ var variables = []variable{
 
 	{name: "ISTIO_META_DNS_CAPTURE", setting: "dns.capture", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
 	{name: "ISTIO_META_ENABLE_DNS_SERVER", setting: "dns.enabled", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
-	{name: "DNS_PROXY_ADDR", setting: "dns.address", otherwise: "localhost:15053", given: ":53", bad: "127.0.0.1", remedy: "host:port", with: dnsEnabled},
+	{name: "DNS_PROXY_ADDR", setting: "dns.address", otherwise: "localhost:15053", given: ":53", bad: "127.0.0.1", remedy: "host:port", with: dnsEnabled, refused: true},
 	{name: "DNS_FORWARD_PARALLEL", setting: "dns.forwardParallel", otherwise: "false", given: "true", bad: "x", remedy: "true or false", with: dnsEnabled},
 	{name: "DNS_FORWARD_TIMEOUT", setting: "dns.forwardTimeout", otherwise: "5s", given: "2s", bad: "x", remedy: "duration", with: dnsEnabled},
 	{name: "DNS_TTL", setting: "dns.ttl", otherwise: "30s", given: "5s", bad: "0s", remedy: "seconds", with: dnsEnabled},
@@ -167,14 +173,37 @@ func TestIstioVariablesHaveDefaultEffectAndError(t *testing.T) {
 			if v.bad == "" {
 				return
 			}
-			_, err := Resolve(env(append(v.with, v.name+"="+v.bad)...))
+			report := reportInvalid(t, v)
 			for _, part := range []string{v.name, v.bad, v.remedy} {
-				if err == nil || !strings.Contains(err.Error(), part) {
-					t.Errorf("the error for %q is %v, want one that contains %q", v.bad, err, part)
+				if !strings.Contains(report, part) {
+					t.Errorf("the report of %q is %q, want one that contains %q", v.bad, report, part)
 				}
 			}
 		})
 	}
+}
+
+// reportInvalid returns the report of the variable's invalid value: the error that ends the start or, for a value that
+// Istio's agent tolerates, the only warning.
+func reportInvalid(t *testing.T, v variable) string {
+	t.Helper()
+	c, err := Resolve(env(append(v.with, v.name+"="+v.bad)...))
+	if tolerated := v.name == "SPIFFE_ENDPOINT_SOCKET" || strings.HasPrefix(v.name, "ISTIO_META_") || isIstioVariable(v.name) && !v.refused; !tolerated {
+		if err == nil {
+			t.Fatalf("%q is accepted", v.bad)
+		}
+		return err.Error()
+	}
+	if err != nil {
+		t.Fatalf("%q ends the start, which Istio's agent tolerates: %v", v.bad, err)
+	}
+	if got := c.setting(v.setting); got.Value != cmp.Or(v.fallback, v.otherwise) {
+		t.Errorf("with %q %s is %q, want the default %q", v.bad, v.setting, got.Value, cmp.Or(v.fallback, v.otherwise))
+	}
+	if len(c.Warnings) != 1 {
+		t.Fatalf("warnings of %q: %q, want one", v.bad, c.Warnings)
+	}
+	return c.Warnings[0]
 }
 
 // Every flag overrides the equivalent setting of other sources.
@@ -248,7 +277,7 @@ func TestProxyTypes(t *testing.T) {
 	}
 }
 
-// A number of threads that is much too large must be rejected, because Envoy would fail or hang.
+// A number of threads that is much too large must have no effect, because Envoy would fail or hang.
 func TestConcurrencySourcesInOrder(t *testing.T) {
 	for name, row := range map[string]struct {
 		flag   int
@@ -280,8 +309,8 @@ func TestConcurrencySourcesInOrder(t *testing.T) {
 	testenv.InDir(t, nil)
 	in := env()
 	in.Flags = Flags{Concurrency: -3, Changed: map[string]bool{"concurrency": true}}
-	if _, err := Resolve(in); err == nil || !strings.Contains(err.Error(), "flag --concurrency") || !strings.Contains(err.Error(), "-3") {
-		t.Errorf("a negative number of threads: error %v", err)
+	if c := resolve(t, in); c.Envoy.Concurrency != 0 || len(c.Warnings) != 1 || !strings.Contains(c.Warnings[0], "flag --concurrency): -3") {
+		t.Errorf("a negative number of threads: concurrency %d, warnings %q", c.Envoy.Concurrency, c.Warnings)
 	}
 }
 
@@ -330,10 +359,14 @@ func TestFirstNamedCustomBootstrapIsUsed(t *testing.T) {
 			t.Errorf("with the settings %v: file %s with content %q, want %s", all[n:], b.CustomFile, b.Custom, want)
 		}
 	}
-	for text, want := range map[string]string{"ISTIO_BOOTSTRAP=empty": "is empty", "ISTIO_BOOTSTRAP_OVERRIDE=empty": "is empty",
-		"ISTIO_BOOTSTRAP_OVERRIDE=.": "not a regular file", "PROXY_CONFIG={customConfigFile: gone}": "customConfigFile (environment PROXY_CONFIG): open gone"} {
+	for text, want := range map[string]string{"ISTIO_BOOTSTRAP=empty": "is empty", "PROXY_CONFIG={customConfigFile: gone}": "customConfigFile (environment PROXY_CONFIG): open gone"} {
 		if _, err := Resolve(env(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want one that contains %q", text, err, want)
+		}
+	}
+	for text, want := range map[string]string{"ISTIO_BOOTSTRAP_OVERRIDE=empty": "is empty", "ISTIO_BOOTSTRAP_OVERRIDE=.": "not a regular file"} {
+		if c := resolve(t, env(text)); c.Bootstrap.Override != nil || len(c.Warnings) != 1 || !strings.Contains(c.Warnings[0], want) {
+			t.Errorf("%s: override %q, warnings %q", text, c.Bootstrap.Override, c.Warnings)
 		}
 	}
 }
@@ -345,8 +378,8 @@ func TestTracingProviderIsTheMeshsDefault(t *testing.T) {
 		t.Errorf("provider %v", p)
 	}
 	testenv.InDir(t, map[string]string{"etc/istio/config/mesh": providers + "defaultProviders: {tracing: [zap]}\n"})
-	if _, err := Resolve(env()); err == nil || !strings.Contains(err.Error(), `"zap"`) {
-		t.Errorf("a provider that does not exist: error %v", err)
+	if c := resolve(t, env()); c.Bootstrap.Tracing != nil || len(c.Warnings) != 1 || !strings.Contains(c.Warnings[0], `"zap"`) {
+		t.Errorf("a provider that does not exist: %v, warnings %q", c.Bootstrap.Tracing, c.Warnings)
 	}
 }
 
@@ -384,7 +417,7 @@ var variableLiteral = regexp.MustCompile(`"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)"`)
 func TestReadVariablesAreKnownAndDocumented(t *testing.T) {
 	// Other strings in the form of a variable name.
 	others := []string{"CLUSTER_ID", "PLATFORM_METADATA", "MUTUAL_TLS", "APP_ADDRESS", "KUBERNETES_SERVICE_HOST",
-		"TLS_CLIENT_CERT_CHAIN", "TLS_CLIENT_KEY", "TLS_CLIENT_ROOT_CERT", "STATIC_LABELS"}
+		"TLS_CLIENT_CERT_CHAIN", "TLS_CLIENT_KEY", "TLS_CLIENT_ROOT_CERT", "STATIC_LABELS", "CERT_SIGNER"}
 	doc, err := os.ReadFile(filepath.Join(testenv.Root(), "docs", "settings.md"))
 	if err != nil {
 		t.Fatal(err)
@@ -393,7 +426,7 @@ func TestReadVariablesAreKnownAndDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := slices.Concat(slices.Collect(maps.Keys(unsupported)), ignoredVariables, knownVariables, others)
+	all := slices.Concat(slices.Collect(maps.Keys(unsupported)), ignoredVariables, istioVariables, ownVariables, others)
 	for _, file := range files {
 		if strings.HasSuffix(file, "_test.go") {
 			continue
@@ -404,11 +437,11 @@ func TestReadVariablesAreKnownAndDocumented(t *testing.T) {
 		}
 		for _, m := range variableLiteral.FindAllStringSubmatch(string(text), -1) {
 			if !isKnown(m[1], all) {
-				t.Errorf("%s reads %s: add it to knownVariables", filepath.Base(file), m[1])
+				t.Errorf("%s reads %s: add it to istioVariables or ownVariables", filepath.Base(file), m[1])
 			}
 		}
 	}
-	for _, name := range slices.Concat(sortedKeys(unsupported), knownVariables) {
+	for _, name := range slices.Concat(sortedKeys(unsupported), istioVariables, ownVariables) {
 		if !strings.Contains(string(doc), "`"+name+"`") {
 			t.Errorf("docs/settings.md does not contain %s", name)
 		}
@@ -451,7 +484,13 @@ func TestSecretsAreNotShown(t *testing.T) {
 			t.Errorf("%s is shown as %q", s.Name, s.Value)
 		}
 	}
-	for _, bad := range []string{"ISTIO_METAJSON_SECRET=hunter2", "XDS_HEADER_x y=hunter2", "XDS_HEADER_x=hunter2\n", "CA_HEADER_grpc-timeout=hunter2"} {
+	for _, bad := range []string{"ISTIO_METAJSON_SECRET=hunter2", "CA_HEADER_grpc-timeout=hunter2"} {
+		name, _, _ := strings.Cut(bad, "=")
+		if c := resolve(t, env(bad)); len(c.Warnings) != 1 || !strings.Contains(c.Warnings[0], name) || strings.Contains(c.Warnings[0], "hunter2") {
+			t.Errorf("%s: unexpected warnings %q", name, c.Warnings)
+		}
+	}
+	for _, bad := range []string{"XDS_HEADER_x y=hunter2", "XDS_HEADER_x=hunter2\n"} {
 		name, _, _ := strings.Cut(bad, "=")
 		if _, err := Resolve(env(bad)); err == nil || !strings.Contains(err.Error(), name) || strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%s: unexpected error %v", name, err)

@@ -22,6 +22,10 @@ type Inputs struct {
 	Env []string
 	// Interfaces returns the IP addresses of the machine's network interfaces; may be nil.
 	Interfaces func() ([]netip.Addr, error)
+	// InterfaceAddresses returns the IP addresses of one network interface; may be nil.
+	InterfaceAddresses func(name string) ([]netip.Addr, error)
+	// LookupHost returns the IP addresses of a host name; nil disables the lookup.
+	LookupHost func(host string) ([]netip.Addr, error)
 	// AwaitAddress waits until the machine has an IP address other than loopback, and returns its addresses. If it is
 	// nil, Resolve does not wait.
 	AwaitAddress func() []netip.Addr
@@ -142,9 +146,8 @@ func (r *resolver) mergeProxyConfig() error {
 	if err := r.mergeProxyConfigYAML(r.env.vars["PROXY_CONFIG"], sourceProxyConfig); err != nil {
 		return err
 	}
-	if err := r.readPod(); err != nil {
-		return err
-	}
+	r.config.Identity.Labels = r.readPodInfo(labelsFile)
+	r.config.Identity.Annotations = r.readPodInfo(annotationsFile)
 	if err := r.applyAnnotations(); err != nil {
 		return err
 	}
@@ -156,13 +159,14 @@ func (r *resolver) mergeProxyConfig() error {
 	return nil
 }
 
-// readPod reads the pod's labels and annotations from the files of the downward API.
-func (r *resolver) readPod() (err error) {
-	if r.config.Identity.Labels, err = readPodInfo(labelsFile); err != nil {
-		return err
+// readPodInfo reads the pod's labels or annotations from a file of the downward API. As in Istio, an unreadable file is
+// the same as a missing one.
+func (r *resolver) readPodInfo(file string) map[string]string {
+	values, err := readPodInfo(file)
+	if err != nil {
+		r.env.warn("%v; the file has no effect", err)
 	}
-	r.config.Identity.Annotations, err = readPodInfo(annotationsFile)
-	return err
+	return values
 }
 
 // noStatusPort is the annotation value that disables the status port.
@@ -189,14 +193,20 @@ func (r *resolver) applyAnnotations() error {
 		r.merger.sources["discovery_address"] = "annotation sidecar.istio.io/discoveryAddress"
 	}
 	if v := a["status.sidecar.istio.io/port"]; v != "" {
-		port, err := parsePort(v)
-		if err != nil && v != noStatusPort {
-			return fmt.Errorf("annotation status.sidecar.istio.io/port: %q: write a port from 1 to 65535, or 0 for none", v)
-		}
-		r.merger.merged.StatusPort = port
-		r.merger.sources["status_port"] = "annotation status.sidecar.istio.io/port"
+		r.applyStatusPort(v)
 	}
 	return nil
+}
+
+func (r *resolver) applyStatusPort(text string) {
+	const annotation = "annotation status.sidecar.istio.io/port"
+	port, err := parsePort(text)
+	if err != nil && text != noStatusPort {
+		r.env.warn("%s: %q: write a port from 1 to 65535, or 0 for none; the value has no effect", annotation, text)
+		return
+	}
+	r.merger.merged.StatusPort = port
+	r.merger.sources["status_port"] = annotation
 }
 
 // isPlaintext reports whether the agent connects to addresses, a comma-separated list, without TLS. As in Istio's agent,
@@ -219,7 +229,7 @@ func (r *resolver) defaultRootFile() string {
 	case provider == "istiod" || provider == "none" || strings.HasPrefix(provider, "k8s.io/"):
 		return istiodRoot
 	default:
-		r.env.addValueError("PILOT_CERT_PROVIDER", provider, "use one of istiod, kubernetes, custom, none, k8s.io/<signer>")
+		r.env.rejectValue("PILOT_CERT_PROVIDER", provider, "use one of istiod, kubernetes, custom, none, k8s.io/<signer>", "istiod", nil)
 		return istiodRoot
 	}
 }

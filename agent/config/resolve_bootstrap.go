@@ -1,13 +1,18 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"math"
+	"net"
+	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
+	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
 )
 
@@ -24,17 +29,65 @@ const maxOverride = 4 << 20
 func (r *resolver) resolveBootstrap() {
 	b := &r.config.Bootstrap
 	b.HostIP = r.env.vars["HOST_IP"]
-	if b.HostIP != "" {
-		b.HostIP = r.env.address("hostAddress", "HOST_IP").String()
+	if ip := r.env.address("hostAddress", "HOST_IP"); ip.IsValid() {
+		b.HostIP = ip.String()
 	}
-	b.OverrideFile = r.env.vars["ISTIO_BOOTSTRAP_OVERRIDE"]
-	b.Override = r.readBootstrapFile("bootstrap.override", b.OverrideFile, "environment ISTIO_BOOTSTRAP_OVERRIDE")
+	r.readOverride()
 	r.readCustomBootstrap()
 	b.GRPCFile = r.env.text("bootstrap.grpcFile", "GRPC_XDS_BOOTSTRAP", defaultGRPCFile, sourceDefault)
 	b.Env = func(name string) string { return r.env.vars[name] }
 	b.CertDir, b.WorkingDir = r.env.vars["OUTPUT_CERTS"], r.in.WorkingDir
 	b.MemoryLimit = r.resolveMemoryLimit()
 	b.Tracing = r.resolveTracingProvider()
+	r.resolveStatsd()
+}
+
+// resolveStatsd replaces the host name in statsdUdpAddress by an IP address, because Envoy does not resolve names of statsd
+// servers. As in Istio, the proxy starts without statistics over statsd if the address is not usable.
+func (r *resolver) resolveStatsd() {
+	address := r.config.Proxy.GetStatsdUdpAddress()
+	if address == "" {
+		return
+	}
+	resolved, err := r.lookupStatsd(bootstrap.ExpandHostIP(address, r.config.Bootstrap.HostIP))
+	if err != nil {
+		r.env.warn("statsdUdpAddress (%s): %q: %v; Envoy sends no statistics to it", r.merger.source("statsd_udp_address"), address, err)
+	}
+	r.config.Proxy.StatsdUdpAddress = resolved
+}
+
+func (r *resolver) lookupStatsd(address string) (string, error) {
+	host, port, err := net.SplitHostPort(address)
+	if _, portErr := parsePort(port); err != nil || portErr != nil {
+		return "", errors.New("write it as host:port, as 10.1.2.3:8125")
+	}
+	if _, err := netip.ParseAddr(host); err == nil || r.in.LookupHost == nil {
+		return address, nil
+	}
+	ips, err := r.in.LookupHost(host)
+	if err != nil || len(ips) == 0 {
+		return "", fmt.Errorf("looking up %s failed: %v", host, err)
+	}
+	ip := ips[0].Unmap()
+	if i := slices.IndexFunc(ips, func(a netip.Addr) bool { return a.Unmap().Is4() }); i >= 0 {
+		ip = ips[i].Unmap()
+	}
+	return net.JoinHostPort(ip.String(), port), nil
+}
+
+// readOverride reads the bootstrap override. As in Istio, the proxy starts without an override that is not readable.
+func (r *resolver) readOverride() {
+	b, file := &r.config.Bootstrap, r.env.vars["ISTIO_BOOTSTRAP_OVERRIDE"]
+	if file == "" {
+		return
+	}
+	data, err := readBootstrapFile(file)
+	if err != nil {
+		r.env.warn("environment ISTIO_BOOTSTRAP_OVERRIDE: %v; the bootstrap is not changed", err)
+		return
+	}
+	r.env.addSetting("bootstrap.override", file, "environment ISTIO_BOOTSTRAP_OVERRIDE")
+	b.OverrideFile, b.Override = file, data
 }
 
 // readCustomBootstrap reads a complete bootstrap from the file of the first setting that is not empty.
@@ -49,28 +102,26 @@ func (r *resolver) readCustomBootstrap() {
 		if setting.file == "" {
 			continue
 		}
-		b.CustomFile = setting.file
-		b.Custom = r.readBootstrapFile("bootstrap.custom", setting.file, setting.source)
+		r.env.addSetting("bootstrap.custom", setting.file, setting.source)
+		data, err := readBootstrapFile(setting.file)
+		if err != nil {
+			r.addError("%s: %w", setting.source, err)
+		}
+		b.CustomFile, b.Custom = setting.file, data
 		return
 	}
 }
 
-// readBootstrapFile returns the content of a user's bootstrap file. An unreadable file is an error, because without it
-// the proxy would start with a configuration that the user does not want.
-func (r *resolver) readBootstrapFile(setting, file, source string) []byte {
-	if file == "" {
-		return nil
-	}
-	r.env.addSetting(setting, file, source)
+// readBootstrapFile returns the content of a user's bootstrap file. A missing or empty file is an error.
+func readBootstrapFile(file string) ([]byte, error) {
 	data, err := regularfile.Read(file, maxOverride)
 	if err != nil {
-		r.addError("%s: %w; mount the file, or remove the setting", source, err)
-		return nil
+		return nil, fmt.Errorf("%w: mount the file, or remove the setting", err)
 	}
 	if len(strings.TrimSpace(string(data))) == 0 {
-		r.addError("%s: %s is empty; write a bootstrap, or remove the setting", source, file)
+		return nil, fmt.Errorf("%s is empty: write a bootstrap, or remove the setting", file)
 	}
-	return data
+	return data, nil
 }
 
 // minMemory is the minimum of PROXY_MEMORY_LIMIT. Envoy cannot run with less, so a smaller number probably lacks its unit.
@@ -128,7 +179,7 @@ func (r *resolver) resolveTracingProvider() *meshv1.MeshConfig_ExtensionProvider
 			return p
 		}
 	}
-	r.addError("mesh file %s: defaultProviders.tracing names %q, which is not in extensionProviders; add it there or correct the name", r.file, names[0])
+	r.env.warn("mesh file %s: defaultProviders.tracing names %q, which is not in extensionProviders; add it there or correct the name; the bootstrap has no tracing provider", r.file, names[0])
 	return nil
 }
 

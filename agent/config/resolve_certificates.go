@@ -33,6 +33,7 @@ type Certificates struct {
 	TokenFile         string // empty for none
 	CertFile, KeyFile string // client certificate; empty for none
 	Headers           map[string]string
+	Signer            string // of the certificate, where the CA has several; empty for the CA's default
 	Key               sds.KeyType
 	PKCS8             bool
 	TTL               time.Duration
@@ -42,7 +43,7 @@ type Certificates struct {
 
 	// Anchors are additional root certificates that verify peers, in PEM.
 	Anchors []string
-	// CRLFile is the path of the file with certificate revocation lists. The file may be missing.
+	// CRLFile is the path of the file with certificate revocation lists; empty for none. The file may be missing.
 	CRLFile string
 	// KeyProvider is the hardware accelerator with which Envoy uses private keys; nil for none.
 	KeyProvider *sds.KeyProvider
@@ -100,7 +101,9 @@ func (r *resolver) resolveCertificates() {
 	c.Files = r.findIdentityFiles()
 	r.resolveAuthority()
 	r.resolveAnchors()
-	c.CRLFile = istiodCRL
+	if r.env.boolean("certificates.crl", "PILOT_ENABLE_CA_CRL", true) {
+		c.CRLFile = istiodCRL
+	}
 	c.KeyProvider = r.resolveKeyProvider()
 	c.Debounce = r.env.duration("certificates.debounce", "FILE_DEBOUNCE_DURATION", 100*time.Millisecond)
 }
@@ -126,6 +129,7 @@ func (r *resolver) resolveAuthority() {
 		r.env.addSetting("certificates.clientCertificate", c.CertFile, "environment PROV_CERT")
 	}
 	c.Headers = r.env.headers("CA_HEADER_")
+	c.Signer, _ = r.config.Identity.Metadata["CERT_SIGNER"].(string)
 	c.Key = r.resolveKeyType()
 	c.PKCS8 = r.env.boolean("certificates.pkcs8", "PKCS8_KEY", false)
 	c.TTL = r.env.duration("certificates.ttl", "SECRET_TTL", 24*time.Hour)
@@ -166,7 +170,7 @@ func (r *resolver) resolveKeyType() sds.KeyType {
 			func(s string) (int, error) {
 				bits, err := strconv.Atoi(s)
 				if err == nil && (bits < 2048 || bits > 8192) {
-					err = strconv.ErrRange
+					err = errRefused
 				}
 				return bits, err
 			}))
@@ -188,16 +192,17 @@ func (r *resolver) resolveOutput() {
 	if dir == "" {
 		return
 	}
+	if info, err := r.fs.Stat(dir); err == nil && !info.IsDir() {
+		r.env.warnValue("OUTPUT_CERTS", dir, "write the name of a directory; this is a file", "the certificate is not written")
+		return
+	}
 	o := &r.config.Certificates.Output
 	o.Dir, o.Mode = dir, 0o600
-	if r.env.vars["KUBERNETES_SERVICE_HOST"] != "" {
+	if r.isInPod() {
 		o.Mode = 0o644
 	}
 	r.env.addSetting("certificates.output", dir, "environment OUTPUT_CERTS")
 	r.env.addSetting("certificates.outputMode", fmt.Sprintf("%04o", o.Mode), "KUBERNETES_SERVICE_HOST")
-	if info, err := r.fs.Stat(dir); err == nil && !info.IsDir() {
-		r.env.addValueError("OUTPUT_CERTS", dir, "write the name of a directory; this is a file")
-	}
 }
 
 // resolveExternalServer detects an external server on the certificate socket. If WORKLOAD_IDENTITY_SOCKET_FILE names
@@ -244,8 +249,8 @@ func (r *resolver) resolveWorkloadAPI() {
 		c.WorkloadAPI = "unix:" + strings.TrimPrefix(address, "unix://")
 	case strings.HasPrefix(address, "tcp://"):
 		c.WorkloadAPI = "passthrough:///" + strings.TrimPrefix(address, "tcp://")
-	case address != "":
-		r.env.addValueError("SPIFFE_ENDPOINT_SOCKET", address, "write a URL such as unix:///run/spire/agent.sock or tcp://127.0.0.1:8081")
+	case address != "": // Istio's agent does not read the variable
+		r.env.warnValue("SPIFFE_ENDPOINT_SOCKET", address, "write a URL such as unix:///run/spire/agent.sock or tcp://127.0.0.1:8081", "the value has no effect")
 	}
 	if c.WorkloadAPI != "" {
 		r.env.addSetting("certificates.workloadAPI", c.WorkloadAPI, "environment SPIFFE_ENDPOINT_SOCKET or "+c.Socket)
@@ -283,12 +288,15 @@ func (r *resolver) isSameDirectory(a, b string) bool {
 	return err == nil && os.SameFile(first, second)
 }
 
-// resolveAnchors resolves the additional root certificates in ProxyConfig (caCertificatesPem).
+// resolveAnchors resolves the additional root certificates in ProxyConfig (caCertificatesPem). Istio's agent ignores the
+// field, so an invalid entry does not prevent the start.
 func (r *resolver) resolveAnchors() {
-	c := &r.config.Certificates
-	c.Anchors = r.config.Proxy.GetCaCertificatesPem()
-	if err := sds.CheckRoots(c.Anchors); err != nil {
-		r.env.errs = append(r.env.errs, fmt.Errorf("caCertificatesPem (%s): %w", r.merger.source("ca_certificates_pem"), err))
+	for i, anchor := range r.config.Proxy.GetCaCertificatesPem() {
+		if err := sds.CheckRoots([]string{anchor}); err != nil {
+			r.env.warn("caCertificatesPem[%d] (%s): %v; the entry has no effect", i, r.merger.source("ca_certificates_pem"), err)
+			continue
+		}
+		r.config.Certificates.Anchors = append(r.config.Certificates.Anchors, anchor)
 	}
 }
 

@@ -12,7 +12,8 @@ import (
 func (r *resolver) resolveConcurrency() {
 	n, source := r.lookupConcurrency()
 	if n < 0 || n > maxThreads {
-		r.addError("concurrency (%s): %d: write 0 for all cores, or a number of threads", source, n)
+		r.env.warn("concurrency (%s): %d: write 0 for all cores, or a number of threads; all cores are used", source, n)
+		n, source = 0, sourceDefault
 	}
 	r.config.Envoy.Concurrency = n
 	r.env.addSetting("envoy.concurrency", n, source)
@@ -30,10 +31,10 @@ func (r *resolver) lookupConcurrency() (n int, source string) {
 	}
 	if limit := r.env.vars["ISTIO_CPU_LIMIT"]; limit != "" {
 		cpus, err := parseCPUs(limit)
-		if err != nil {
-			r.env.addValueError("ISTIO_CPU_LIMIT", limit, "write a number of CPUs, such as 2, 1.5 or 500m")
+		if err == nil {
+			return cpus, "environment ISTIO_CPU_LIMIT"
 		}
-		return cpus, "environment ISTIO_CPU_LIMIT"
+		r.env.warnValue("ISTIO_CPU_LIMIT", limit, "write a number of CPUs, such as 2, 1.5 or 500m", "the value has no effect")
 	}
 	if r.in.Limits != nil {
 		if cores, ok := r.in.Limits.CPULimit(); ok {

@@ -122,8 +122,10 @@ func (r *resolver) resolveClientCertificate(mounted bool) {
 		c.CertFile, _ = r.config.Identity.Metadata[metadataClientCert].(string)
 		c.KeyFile, _ = r.config.Identity.Metadata[metadataClientKey].(string)
 		if (c.CertFile == "") != (c.KeyFile == "") {
-			r.env.addValueError("FILE_MOUNTED_CERTS", "true", fmt.Sprintf(
-				"set both ISTIO_META_%s and ISTIO_META_%s to the files of the client certificate, or neither", metadataClientCert, metadataClientKey))
+			r.env.warnValue("FILE_MOUNTED_CERTS", "true", fmt.Sprintf(
+				"set both ISTIO_META_%s and ISTIO_META_%s to the files of the client certificate, or neither", metadataClientCert, metadataClientKey),
+				"the agent sends no client certificate")
+			c.CertFile, c.KeyFile = "", ""
 		}
 	}
 	if c.CertFile != "" {

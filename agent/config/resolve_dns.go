@@ -105,7 +105,9 @@ func (r *resolver) metadataBool(name, variable string) bool {
 	text := strings.TrimSpace(fmt.Sprint(value))
 	on, err := strconv.ParseBool(text)
 	if err != nil {
-		r.env.addValueError(variable, text, "write true or false")
+		r.env.warnValue(variable, text, "write true or false", "the default false applies")
+		r.env.addSetting(name, false, sourceDefault)
+		return false
 	}
 	r.env.addSetting(name, on, "metadata "+variable)
 	return on

@@ -8,9 +8,6 @@ import (
 	"strconv"
 	"strings"
 
-	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/types/known/durationpb"
-
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 )
 
@@ -21,6 +18,7 @@ func (r *resolver) resolveEnvoy() {
 	if e.Path == "" && e.EnvPath != "" {
 		r.env.addSetting("envoy.path", e.EnvPath, "environment ENVOY_PATH")
 	}
+	e.ConfiguredPath = r.resolveBinaryPath()
 	e.SearchPath, e.CacheDir = r.env.vars["PATH"], r.in.CacheDir
 	e.LogLevel = cmp.Or(r.noteFlag("envoy.logLevel", "proxyLogLevel", f.LogLevel), "warning")
 	e.ComponentLogLevel = r.noteFlag("envoy.componentLogLevel", "proxyComponentLogLevel", f.ComponentLogLevel)
@@ -31,6 +29,8 @@ func (r *resolver) resolveEnvoy() {
 	e.PrometheusPort = r.env.port("envoy.prometheusPort", "ENVOY_PROMETHEUS_PORT", bootstrap.DefaultPrometheusPort)
 	e.DualStack = r.env.boolean("envoy.dualStack", "ISTIO_DUAL_STACK", false)
 	e.AdminSocket = r.resolveAdminSocket()
+	e.ReadinessProxyProtocol = r.env.boolean("envoy.readinessProxyProtocol", "ENVOY_STATUS_PORT_ENABLE_PROXY_PROTOCOL", false)
+	e.LogDeprecations = !r.env.boolean("envoy.skipDeprecatedLogs", "ENVOY_SKIP_DEPRECATED_LOGS", true)
 	e.CoreDump = r.env.boolean("envoy.coreDump", "ISTIO_ENVOY_ENABLE_CORE_DUMP", false)
 	e.KeepPrivileges = !r.env.boolean("envoy.noNewPrivileges", "ENVOY_NO_NEW_PRIVS", true)
 	e.IgnoreAdvisories = !r.env.boolean("envoy.advisoryWarning", "ENVOY_ADVISORY_WARNING", true)
@@ -42,17 +42,34 @@ func (r *resolver) resolveEnvoy() {
 	r.checkDurations()
 }
 
-// checkDurations adds errors for negative durations in ProxyConfig, which Envoy would misinterpret.
+// checkDurations rejects negative durations in ProxyConfig, which Envoy would misinterpret. Istio's agent refuses only a
+// negative drainDuration.
 func (r *resolver) checkDurations() {
+	const remedy = "write a duration that is not negative, as 5s"
 	p := r.config.Proxy
-	for name, d := range map[protoreflect.Name]*durationpb.Duration{
-		"drain_duration": p.GetDrainDuration(), "file_flush_interval": p.GetFileFlushInterval(),
-	} {
-		if d.AsDuration() < 0 {
-			field := p.ProtoReflect().Descriptor().Fields().ByName(name)
-			r.addError("%s (%s): %v: write a duration that is not negative, as 5s", field.JSONName(), r.merger.source(name), d.AsDuration())
-		}
+	if d := p.GetDrainDuration().AsDuration(); d < 0 {
+		r.addError("drainDuration (%s): %v: %s", r.merger.source("drain_duration"), d, remedy)
 	}
+	if d := p.GetFileFlushInterval().AsDuration(); d < 0 {
+		p.FileFlushInterval = defaultProxyConfig().GetFileFlushInterval()
+		r.env.warn("fileFlushInterval (%s): %v: %s; the default %v applies", r.merger.source("file_flush_interval"), d, remedy, p.GetFileFlushInterval().AsDuration())
+	}
+}
+
+// istioBinaryPath is Istio's default of ProxyConfig's binaryPath.
+const istioBinaryPath = "/usr/local/bin/envoy"
+
+// resolveBinaryPath returns ProxyConfig's binaryPath. It returns "" for Istio's default if there is no such file, because
+// tools that write all defaults into a ProxyConfig write it, too.
+func (r *resolver) resolveBinaryPath() string {
+	path := r.config.Proxy.GetBinaryPath()
+	if path == istioBinaryPath && !r.isFile(path) {
+		path = ""
+	}
+	if e := r.config.Envoy; path != "" && e.Path == "" && e.EnvPath == "" {
+		r.env.addSetting("envoy.path", path, "binaryPath ("+r.merger.source("binary_path")+")")
+	}
+	return path
 }
 
 // noteFlag returns the value of a flag. It records the value as a setting unless it is empty.
@@ -100,9 +117,6 @@ func (r *resolver) resolveMisc() {
 	r.config.StatusUsers = r.env.choice("statusPortUsers", "STATUS_PORT_USERS", AnyUser, AnyUser, OwnUser)
 	r.config.Profiling = r.in.Flags.Profiling || !r.in.Flags.Changed["profiling"]
 	r.env.addSetting("profiling", r.config.Profiling, r.flagSource("profiling"))
-	if r.config.Proxy.GetBinaryPath() != "" {
-		r.env.warn("ProxyConfig's binaryPath has no effect; name an Envoy with --envoy-path or ENVOY_PATH")
-	}
 }
 
 func parsePort(text string) (int32, error) {

@@ -60,7 +60,8 @@ func (r *resolver) resolveAddresses() {
 			return
 		}
 	}
-	ips := r.listInterfaces()
+	excluded := r.listExcludedAddresses()
+	ips := slices.DeleteFunc(r.listInterfaces(), func(ip netip.Addr) bool { return slices.Contains(excluded, ip) })
 	if len(ips)+len(id.IPs) == 0 && r.in.AwaitAddress != nil {
 		ips = r.in.AwaitAddress()
 	}
@@ -69,11 +70,37 @@ func (r *resolver) resolveAddresses() {
 			id.IPs = append(id.IPs, ip)
 		}
 	}
-	if len(id.IPs) == 0 && r.env.vars["INSTANCE_IP"] == "" {
+	if len(id.IPs) == 0 {
 		r.env.missingErr = ErrNoAddress
 		return
 	}
 	r.env.addSetting("addresses", id.IPs, "INSTANCE_IP and network interfaces")
+}
+
+// excludeInterfaces is the annotation with the interfaces whose traffic is not captured. As in Istio, their addresses
+// are not addresses of the proxy.
+const excludeInterfaces = "traffic.sidecar.istio.io/excludeInterfaces"
+
+// listExcludedAddresses returns the addresses of the interfaces in the annotation excludeInterfaces.
+func (r *resolver) listExcludedAddresses() []netip.Addr {
+	if r.in.InterfaceAddresses == nil {
+		return nil
+	}
+	var excluded []netip.Addr
+	for name := range strings.SplitSeq(r.config.Identity.Annotations[excludeInterfaces], ",") {
+		if name = strings.TrimSpace(name); name == "" {
+			continue
+		}
+		ips, err := r.in.InterfaceAddresses(name)
+		if err != nil {
+			r.env.warn("annotation %s: the addresses of %s stay addresses of the proxy: %v", excludeInterfaces, name, err)
+		}
+		excluded = append(excluded, ips...)
+	}
+	if len(excluded) > 0 {
+		r.env.addSetting("excludedAddresses", excluded, "annotation "+excludeInterfaces)
+	}
+	return excluded
 }
 
 func (r *resolver) listInterfaces() []netip.Addr {
@@ -128,7 +155,8 @@ func metadataText(value any) string {
 func (r *resolver) parseMetadataObject(variable, text string) map[string]any {
 	object := map[string]any{}
 	if err := json.Unmarshal([]byte(text), &object); err != nil {
-		r.env.addValueError(variable, text, fmt.Sprintf(`write a JSON object, as {"key": "value"} (%v)`, err))
+		r.env.warnValue(variable, text, fmt.Sprintf(`write a JSON object, as {"key": "value"} (%v)`, err), "the value has no effect")
+		return nil
 	}
 	return object
 }
@@ -147,7 +175,8 @@ func (r *resolver) resolveLabels() {
 	labels, pod := map[string]string{}, id.Labels
 	if text := r.env.vars["ISTIO_METAJSON_LABELS"]; text != "" {
 		if err := json.Unmarshal([]byte(text), &labels); err != nil {
-			r.env.addValueError("ISTIO_METAJSON_LABELS", text, `write a JSON object of strings, as {"app": "reviews"}`)
+			r.env.warnValue("ISTIO_METAJSON_LABELS", text, `write a JSON object of strings, as {"app": "reviews"}`, "the value has no effect")
+			labels = map[string]string{}
 		}
 		if len(labels) > 0 {
 			id.Metadata[staticLabels] = maps.Clone(labels)

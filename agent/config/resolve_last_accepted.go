@@ -56,7 +56,7 @@ func bytesParser(minimum int64) func(string) (int64, error) {
 
 func (r *resolver) lastGoodDirs() []string {
 	dirs := []string{filepath.Join(r.config.Proxy.GetConfigPath(), lastGoodInDir)}
-	if r.env.vars["KUBERNETES_SERVICE_HOST"] == "" {
+	if !r.isInPod() {
 		return dirs
 	}
 	if info, err := os.Stat(podData); err != nil || !info.IsDir() {

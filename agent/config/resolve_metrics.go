@@ -89,6 +89,10 @@ func (r *resolver) resolveMetrics() {
 		r.env.addValueError(scrapeVariable, text, err.Error())
 		return
 	}
+	if len(targets) > maxTargets {
+		r.env.warn("%s: it has %d targets; only the first %d are scraped", scrapeVariable, len(targets), maxTargets)
+		targets = targets[:maxTargets]
+	}
 	https := r.httpsPorts()
 	for _, t := range targets {
 		r.addMetricsTarget(t, https)
@@ -98,8 +102,7 @@ func (r *resolver) resolveMetrics() {
 // resolveOptionalPort returns a port, or 0 for none. It adds an error if another listener of the proxy has the port.
 func (r *resolver) resolveOptionalPort(name, variable string) uint32 {
 	port := parseVariable(r.env, name, variable, 0, "write a port from 1 to 65535, or 0 for none", func(s string) (uint32, error) {
-		n, err := strconv.ParseUint(s, 10, 16)
-		return uint32(n), err
+		return parsePortNumber(s, 0)
 	})
 	if port != 0 && slices.Contains(r.proxyPorts(), int64(port)) {
 		r.env.addValueError(variable, strconv.Itoa(int(port)), "another listener of the proxy uses this port; choose a different one")
@@ -137,9 +140,6 @@ func readScrapeTargets(text string) ([]scrapeTarget, error) {
 	if len(targets) == 0 {
 		targets = []scrapeTarget{{a.Port, a.Path}}
 	}
-	if len(targets) > maxTargets {
-		return nil, fmt.Errorf("it has %d targets; the limit is %d", len(targets), maxTargets)
-	}
 	for i := range targets {
 		if err := targets[i].complete(); err != nil {
 			return nil, err
@@ -148,7 +148,7 @@ func readScrapeTargets(text string) ([]scrapeTarget, error) {
 	return targets, nil
 }
 
-// complete sets the defaults of the target's empty fields. It returns an error for an invalid port or path.
+// complete sets the defaults of the target's empty fields. It returns an error for an invalid port.
 func (t *scrapeTarget) complete() error {
 	if t.Port == "" {
 		t.Port = portText(strconv.Itoa(defaultMetricsPort))
@@ -164,10 +164,13 @@ func (t *scrapeTarget) complete() error {
 	case !strings.HasPrefix(t.Path, "/"):
 		t.Path = "/" + t.Path
 	}
-	if u, err := url.ParseRequestURI(t.Path); err != nil || u.Host != "" {
-		return fmt.Errorf("path %q: write a path such as %s", t.Path, defaultMetricsPath)
-	}
 	return nil
+}
+
+// hasValidPath reports whether the path is valid in a URL.
+func (t *scrapeTarget) hasValidPath() bool {
+	u, err := url.ParseRequestURI(t.Path)
+	return err == nil && u.Host == ""
 }
 
 // httpsPorts returns the ports in METRICS_HTTPS_PORTS, whose targets are scraped over HTTPS.
@@ -187,8 +190,8 @@ func (r *resolver) httpsPorts() []string {
 	return ports
 }
 
-// addMetricsTarget adds one target. The agent's status port is an error, because the agent would scrape itself. Targets
-// with other ports of the proxy are only skipped: an annotation should not prevent the pod's start.
+// addMetricsTarget adds one target. The agent's status port is an error, because the agent would scrape itself. Other
+// targets that cannot be scraped are only skipped: an annotation should not prevent the pod's start.
 func (r *resolver) addMetricsTarget(t scrapeTarget, https []string) {
 	port, _ := strconv.ParseInt(string(t.Port), 10, 32)
 	switch {
@@ -198,6 +201,9 @@ func (r *resolver) addMetricsTarget(t scrapeTarget, https []string) {
 		return
 	case slices.Contains(reservedPorts, port), slices.Contains(r.proxyPorts(), port):
 		r.env.warn("%s: port %d belongs to the proxy, not to the application; its metrics are not merged", scrapeVariable, port)
+		return
+	case !t.hasValidPath():
+		r.env.warn("%s: path %q: write a path such as %s; the target is not scraped", scrapeVariable, t.Path, defaultMetricsPath)
 		return
 	}
 	host := "localhost"

@@ -30,10 +30,10 @@ func TestMetricsTargetsInInjectorFormat(t *testing.T) {
 		{"a port that the proxy was given", []string{`={"port":"19999"}`, "ENVOY_PROMETHEUS_PORT=19999"}, "", "19999"},
 		{"no JSON", []string{`=8080`}, "!write it as", ""},
 		{"no port", []string{`={"port":"http"}`}, "!port from 1 to 65535", ""},
-		{"no path", []string{`={"port":"1","path":"/a b\n"}`}, "!a path such as /metrics", ""},
+		{"no path", []string{`={"port":"1","path":"/a b\n"}`}, "", "a path such as /metrics"},
 		{"another host", []string{`={"port":"1","path":"@169.254.169.254/x"}`}, "http://localhost:1/@169.254.169.254/x", ""},
 		{"another host again", []string{`={"port":"1","path":"//169.254.169.254/x"}`}, "http://localhost:1//169.254.169.254/x", ""},
-		{"too many", []string{`={"targets":[` + strings.Repeat(`{"port":"1"},`, 20) + `{}]}`}, "!the limit is 16", ""},
+		{"too many", []string{`={"targets":[` + strings.Repeat(`{"port":"1"},`, 20) + `{}]}`}, "http://localhost:1/metrics", "only the first 16"},
 		{"HTTPS ports", []string{`={"port":"1"}`, "METRICS_HTTPS_PORTS=x"}, "!write ports", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -90,7 +90,7 @@ func TestMetricsSettings(t *testing.T) {
 	if !b.LocalMetrics || b.SecureMetricsPort != 15091 || b.SecureMergedMetricsPort != 15092 {
 		t.Errorf("the bootstrap has %v %d %d", b.LocalMetrics, b.SecureMetricsPort, b.SecureMergedMetricsPort)
 	}
-	for _, bad := range []string{"METRICS_LOCALHOST_ACCESS_ONLY=perhaps", "ENVOY_SECURE_METRICS_PORT=15090", "ENVOY_SECURE_METRICS_PORT=70000", "METRICS_MAX_APPLICATION_BYTES=0"} {
+	for _, bad := range []string{"ENVOY_SECURE_METRICS_PORT=15090", "ENVOY_SECURE_METRICS_PORT=70000", "METRICS_MAX_APPLICATION_BYTES=0"} {
 		name, _, _ := strings.Cut(bad, "=")
 		if _, err := Resolve(Inputs{Env: []string{"INSTANCE_IP=10.1.2.3", bad}}); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", bad, err)

@@ -20,7 +20,7 @@ const (
 	probersVariable = "ISTIO_KUBE_APP_PROBERS"
 	// maxProberText is the maximum length of ISTIO_KUBE_APP_PROBERS. The kernel's limit for one variable is smaller.
 	maxProberText = 1 << 20
-	// maxProbeTimeout is the maximum timeout of a probe.
+	// maxProbeTimeout is the maximum timeout of a probe. Longer ones are shortened to it.
 	maxProbeTimeout = 24 * time.Hour
 )
 
@@ -149,15 +149,16 @@ func decodeOne(text string, into any, strict bool) error {
 // spec returns the probe for a host.
 func (p *appProber) spec(host string) (s probe.Spec, err error) {
 	s.Timeout = time.Duration(p.TimeoutSeconds) * time.Second
-	if s.Timeout < 0 || s.Timeout > maxProbeTimeout {
-		return s, fmt.Errorf("timeoutSeconds: %d: write a number of seconds from 0 (none) to %.0f", p.TimeoutSeconds, maxProbeTimeout.Seconds())
+	if s.Timeout < 0 {
+		return s, fmt.Errorf("timeoutSeconds: %d: write a number of seconds, or 0 for none", p.TimeoutSeconds)
 	}
+	s.Timeout = min(s.Timeout, maxProbeTimeout)
 	kinds := 0
 	if h := p.HTTPGet; h != nil {
 		kinds++
 		s.HTTP = &probe.HTTP{Host: host, Path: h.Path}
-		s.HTTP.TLS, err = isHTTPS(h.Scheme)
-		err = errors.Join(err, readPort(h.Port, &s.HTTP.Port))
+		s.HTTP.TLS = strings.EqualFold(h.Scheme, "HTTPS") // as in Istio, any other scheme is HTTP
+		err = readPort(h.Port, &s.HTTP.Port)
 	}
 	if t := p.TCPSocket; t != nil {
 		kinds++

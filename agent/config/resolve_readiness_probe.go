@@ -27,6 +27,10 @@ func (r *resolver) resolveHealthCheck() {
 	}
 	source := r.merger.source("readiness_probe")
 	c, err := readHealthCheck(p, r.defaultApplicationHost())
+	if err != nil && r.isInPod() { // in a pod the kubelet's probes decide, so a mistake for machines must not stop pods
+		r.env.warn("readinessProbe (%s): %v; the agent does not check the application", source, err)
+		return
+	}
 	if err != nil {
 		r.addError("readinessProbe (%s): %w", source, err)
 		return

@@ -29,10 +29,11 @@ func (r *resolver) resolveShutdown() {
 	s.Deadline, s.Linger = grace-min(maxGraceMargin, grace/10), r.config.Proxy.GetTerminationDrainDuration().AsDuration()
 	env.addSetting("shutdown.linger", s.Linger, r.merger.source("termination_drain_duration"))
 	if s.Linger < 0 {
-		r.addError("terminationDrainDuration: %v: write a duration that is not negative, as 5s", s.Linger)
+		r.env.warn("terminationDrainDuration: %v: write a duration that is not negative, as 5s; 0s applies", s.Linger)
+		s.Linger = 0
 	}
 	s.WhenIdle = env.boolean("shutdown.whenIdle", "EXIT_ON_ZERO_ACTIVE_CONNECTIONS", false)
-	inPod := env.vars["KUBERNETES_SERVICE_HOST"] != ""
+	inPod := r.isInPod()
 	r.resolvePreDelay(inPod)
 	r.resolveMinimumDrain(inPod)
 	if inPod {
@@ -41,6 +42,9 @@ func (r *resolver) resolveShutdown() {
 	s.Stop = min(maxStopTime, s.Deadline/4)
 	r.resolveDeadline(env.vars["TERMINATION_GRACE_PERIOD"] != "")
 }
+
+// isInPod reports whether the agent runs in a pod of Kubernetes.
+func (r *resolver) isInPod() bool { return r.env.vars["KUBERNETES_SERVICE_HOST"] != "" }
 
 // resolvePreDelay resolves the delay before the drain. In a pod it is not 0 by default, because clients send new requests
 // for a short time after the pod's termination has begun.

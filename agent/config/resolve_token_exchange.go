@@ -42,8 +42,8 @@ func (r *resolver) resolveTokenExchange() {
 	flag := r.in.Flags.Changed["stsPort"]
 	port := r.in.Flags.TokenPort
 	if flag && (port < 0 || port > math.MaxUint16) {
-		r.addError("flag --stsPort: %d: write a port from 1 to 65535, or 0 for none", port)
-		return
+		r.env.warn("flag --stsPort: %d: write a port from 1 to 65535, or 0 for none; the value has no effect", port)
+		flag = false
 	}
 	if r.env.vars["TOKEN_EXCHANGE_URL"] == "" {
 		if flag && port != 0 {

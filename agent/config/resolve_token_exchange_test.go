@@ -26,8 +26,10 @@ func TestTokenExchangeNeedsURL(t *testing.T) {
 	if c := resolve(t, env(exchangeEnabled...)); c.TokenExchange == nil || c.TokenExchange.Address != "127.0.0.1:15463" {
 		t.Errorf("with an endpoint: %+v", c.TokenExchange)
 	}
+	if c := resolve(t, given(70000)); c.TokenExchange != nil || len(c.Warnings) != 1 || !strings.Contains(c.Warnings[0], "--stsPort: 70000") {
+		t.Errorf("an invalid port: %+v, warnings %q", c.TokenExchange, c.Warnings)
+	}
 	for want, in := range map[string]Inputs{
-		"--stsPort":              given(70000, exchangeEnabled...),
 		"TOKEN_EXCHANGE_ISSUERS": env(append(exchangeEnabled, "JWT_POLICY=none")...),
 		"identitynamespace:":     env("TOKEN_EXCHANGE_URL=google"),
 	} {
