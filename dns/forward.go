@@ -87,7 +87,7 @@ func (f *forwarder) resolve(ctx context.Context, q question) (a *answer, source 
 	if err != nil {
 		return f.stale(held, err)
 	}
-	var slow <-chan time.Time // only with a stale answer
+	var slow <-chan time.Time // set only if the cache contains a stale answer
 	if held != nil {
 		if !f.anyUp() {
 			return f.stale(held, errNoResolver)

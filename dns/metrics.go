@@ -35,7 +35,7 @@ func newMetrics() *metrics {
 		upstreamRequests: counter("istio_agent_dns_upstream_requests_total", "DNS queries sent to resolvers."),
 		upstreamFailures: counter("istio_agent_dns_upstream_failures_total", "DNS queries to which a resolver did not respond, or responded with a failure."),
 		upstreamTime: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "istio_agent_dns_upstream_request_duration_seconds", Help: "Response time of resolvers.",
+			Name: "istio_agent_dns_upstream_request_duration_seconds", Help: "Seconds until a resolver responded to a query.",
 			Buckets: []float64{.001, .005, .02, .1, .5, 1, 2, 5},
 		}),
 		answers: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -44,7 +44,7 @@ func newMetrics() *metrics {
 		dropped: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "pilotfish_dns_dropped_total", Help: "DNS packets and connections that were dropped, by reason.",
 		}, []string{"reason"}),
-		keepFailures: counter("pilotfish_dns_keep_failures_total", "Name tables that could not be stored on disk."),
+		keepFailures: counter("pilotfish_dns_keep_failures_total", "Failed attempts to store the name table on disk."),
 	}
 	for _, source := range []string{sourceResolver, sourceStale, sourceFailed, sourceRefused} {
 		m.answers.WithLabelValues(source)

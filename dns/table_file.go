@@ -18,8 +18,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
 )
 
-// tableFile stores the last name table on disk, so that an agent that starts while the control plane is unavailable can
-// resolve mesh names. The first line of the file contains a checksum of the rest. The second line contains the table's
+// tableFile stores the last name table on disk, so that a starting agent can resolve mesh names while the control plane
+// is unavailable. The first line of the file contains a checksum of the rest. The second line contains the table's
 // owner and time. The table follows as the control plane sent it.
 type tableFile struct {
 	path, owner string

@@ -19,7 +19,7 @@ func newMetrics() *metrics {
 		secretFailures: newCounter("istio_agent_num_file_secret_failures_total", "Secrets that could not be read from their files."),
 		nacks:          newCounter("pilotfish_sds_nacks_total", "Secrets that Envoy rejected."),
 		outputFailures: newCounter("pilotfish_sds_output_failures_total", "Failed writes of the identity to its directory."),
-		stalls:         newCounter("pilotfish_sds_disk_stalls_total", "Times that the file system of certificate files did not respond."),
+		stalls:         newCounter("pilotfish_sds_disk_stalls_total", "Number of times that the file system of certificate files did not respond."),
 	}
 }
 

@@ -18,8 +18,8 @@ type replacedRoot struct {
 // replacedRoots are trusted in addition to the roots of the newest certificate.
 type replacedRoots []replacedRoot
 
-// add adds the roots in old that are not in now, the roots that the CA returns now. They are trusted until the
-// specified time.
+// add adds the roots in old that the CA no longer returns; now contains the roots that it returns. The added roots are
+// trusted until the specified time.
 func (r replacedRoots) add(old, now []*x509.Certificate, until time.Time) replacedRoots {
 	for _, cert := range old {
 		if !containsCert(now, cert) {

@@ -11,8 +11,8 @@ import (
 // connections.
 const maxConnections = 512
 
-// connLimiter limits the connections to the server. Above the limit it closes the connection that has been idle for the
-// longest time, so that idle clients cannot exclude the kubelet.
+// connLimiter limits the connections to the server. At the limit, a new connection replaces the one that has been idle
+// for the longest time, so that idle clients cannot exclude the kubelet.
 type connLimiter struct {
 	max int
 

@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics contains the server's metrics about itself. Those that Istio's agent has too have the same names.
+// metrics contains the server's metrics about itself. Metrics that also exist in Istio's agent have the same names.
 type metrics struct {
 	scrapes  prometheus.Counter
 	failures *prometheus.CounterVec

@@ -142,7 +142,7 @@ func (s *Server) begin(ctx context.Context, r *http.Request, took time.Duration,
 	}
 	sc.agent = &source{kind: sourceAgent}
 	sc.own, sc.agent.err = s.gather(&kit.own)
-	<-checked // the readiness checks have finished, because gather also waits for them
+	<-checked // does not block: gather has already waited for the readiness checks
 	return sc
 }
 

@@ -124,7 +124,7 @@ func (t *scrapeLimiter) enter(who netip.Addr) chan struct{} {
 	return c.slots
 }
 
-// leave ends a scrape of a client. It forgets a client without scrapes.
+// leave ends a scrape of a client. It removes the client's entry if the client has no other scrape.
 func (t *scrapeLimiter) leave(who netip.Addr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

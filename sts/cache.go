@@ -59,7 +59,7 @@ type cache struct {
 	now      func() time.Time
 	exchange func(context.Context, Request) (Token, error)
 	slots    chan struct{}
-	// life is cancelled to end running exchanges.
+	// life is the context of all exchanges. Its end cancels them.
 	life     context.Context
 	inflight sync.WaitGroup
 

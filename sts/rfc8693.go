@@ -118,8 +118,8 @@ func newForm(ctx context.Context, address string, form url.Values) (*http.Reques
 	return post, nil
 }
 
-// token parses the response of the token endpoint from. sentAt is when the request was sent; the token's lifetime is
-// counted from it.
+// token parses the response of the token endpoint. from names the endpoint in errors. sentAt is the time of the
+// request, at which the token's lifetime begins.
 func (r reply) token(from string, sentAt time.Time) (Token, error) {
 	if r.status != http.StatusOK {
 		return Token{}, r.refusal(from)

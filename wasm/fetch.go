@@ -23,7 +23,7 @@ import (
 
 var (
 	// errMismatch means that the checksum of a fetched module is not the one that the control plane specified.
-	errMismatch = errors.New("it is not the one that the filter's configuration specifies")
+	errMismatch = errors.New("the filter's configuration specifies a different checksum")
 	// errUnchanged means that the cached module is still current at the source.
 	errUnchanged = errors.New("unchanged")
 )
@@ -39,7 +39,7 @@ func (e statusError) Error() string {
 type fetched struct {
 	file string
 	size int64
-	// sum is the SHA-256 of the module, digest that of its image or served file, and etag the HTTP ETag.
+	// sum is the SHA-256 of the module. digest is the SHA-256 of its image or served file. etag is the HTTP ETag.
 	sum, digest, etag string
 }
 

@@ -127,8 +127,9 @@ func (m *Modules) Run(ctx context.Context) error {
 	}
 }
 
-// File returns the absolute path of a module's file. It fetches the module if it is not cached or must be checked. If the
-// fetch fails, File returns the file of the cached module, if one has the specified checksum.
+// File returns the absolute path of a module's file. It fetches the module if the module is not cached, or if the
+// source must be queried (Module.Always). If the fetch fails, File returns the cached file of a module with the
+// specified checksum, if one exists.
 func (m *Modules) File(ctx context.Context, module Module) (string, error) {
 	path, _, err := m.file(ctx, module)
 	return path, err

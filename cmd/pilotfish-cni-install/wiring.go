@@ -204,7 +204,7 @@ func (a *nodeAgent) waitForOwner(ctx context.Context) {
 		}
 		if ctx.Err() == nil && logged != err.Error() {
 			logged = err.Error()
-			a.logger.Warn("daemon set of this agent not found; while it is missing, the agent leaves the plugin installed when it exits", "error", err)
+			a.logger.Warn("the agent's DaemonSet was not found; until it is found, the agent leaves the plugin installed when it exits", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -219,7 +219,7 @@ func (a *nodeAgent) waitForOwner(ctx context.Context) {
 func (a *nodeAgent) finish(ctx context.Context) error {
 	s := a.settings
 	if s.podNamespace == "" || s.daemonSet == "" {
-		a.logger.Info("the plugin stays installed, as this agent does not know its daemon set (pod-namespace, daemonset-name)")
+		a.logger.Info("the plugin stays installed, because the agent's DaemonSet is not configured (pod-namespace, daemonset-name)")
 		return nil
 	}
 	lookup, cancel := context.WithTimeout(context.WithoutCancel(ctx), ownerTimeout)
@@ -227,18 +227,18 @@ func (a *nodeAgent) finish(ctx context.Context) error {
 	gone, err := a.api.DaemonSetGone(lookup, s.podNamespace, s.daemonSet)
 	switch {
 	case err != nil:
-		a.logger.Warn("looking up this agent's daemon set failed; the plugin stays installed, so that no pod starts without redirection",
+		a.logger.Warn("cannot look up the agent's DaemonSet; the plugin stays installed, so that no pod starts without redirection",
 			"error", err, "remedy", "to remove it, run pilotfish-cni-install uninstall on the node")
 		return nil
 	case !gone:
-		a.logger.Info("the plugin stays installed: its daemon set still exists", "daemonset", s.daemonSet)
+		a.logger.Info("the plugin stays installed, because the agent's DaemonSet still exists", "daemonset", s.daemonSet)
 		return nil
 	}
 	if !a.ownerFound.Load() {
-		a.logger.Warn("the plugin stays installed: its daemon set was not found while this agent ran",
+		a.logger.Warn("the plugin stays installed, because the agent never found its DaemonSet while it ran",
 			"namespace", s.podNamespace, "daemonset", s.daemonSet, "remedy", "set daemonset-name; to remove the plugin, run pilotfish-cni-install uninstall on the node")
 		return nil
 	}
-	a.logger.Info("the daemon set is deleted; uninstalling the plugin", "daemonset", s.daemonSet)
+	a.logger.Info("the agent's DaemonSet is deleted; uninstalling the plugin", "daemonset", s.daemonSet)
 	return a.installer.Uninstall()
 }

@@ -36,9 +36,9 @@ func (o Options) virtualAddress(hostname string, nth int) netip.Addr {
 	return netip.AddrFrom4(addr)
 }
 
-// resolveAddressConflicts assigns different addresses to services that have the same virtual address. A service with
-// this address in its document retains it; if there is none, the service with the alphabetically first hostname does.
-// The other services receive alternatives. The result depends only on the set of services.
+// resolveAddressConflicts assigns different addresses to services that have the same virtual address. The service whose
+// document specifies this address retains it. If no document does, the service with the alphabetically first hostname
+// retains it. The other services receive alternative addresses. The result depends only on the set of services.
 func (o Options) resolveAddressConflicts(sources []*source) []*source {
 	if !o.Virtual.IsValid() {
 		return sources

@@ -10,7 +10,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// exportToAnnotation limits the visibility of a Kubernetes Service, which has no exportTo field.
+// exportToAnnotation is the annotation that limits the visibility of a Kubernetes Service, because a Service has no
+// exportTo field.
 const exportToAnnotation = "networking.istio.io/exportTo"
 
 // source contains the services that one document defines, without the workloads that they select. It is immutable.

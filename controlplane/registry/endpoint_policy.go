@@ -36,7 +36,8 @@ func (p *EndpointPolicy) Check() error {
 	return nil
 }
 
-// Refusal is the reason for which proxies do not connect to an endpoint. The zero value means that they do.
+// Refusal is the reason for which proxies do not connect to an endpoint. The zero value means that proxies connect to
+// it.
 type Refusal struct {
 	Reason, Remedy string
 	// GatewaysOnly: only gateways refuse the endpoint; sidecars connect to it.
@@ -54,7 +55,8 @@ func (r Refusal) Message() string {
 	return "no proxy connects to this endpoint: " + r.Reason
 }
 
-// reservedPorts lists the ports of a proxy and its agent. On loopback addresses a control plane may also be reachable.
+// reservedPorts lists the ports of a proxy and its agent. It includes the ports of a control plane, which may be
+// reachable on loopback addresses.
 var reservedPorts = []uint32{
 	15000, 15001, 15004, 15006, 15008, 15020, 15021, 15053, 15090, // proxy and agent
 	15463,                      // token exchange

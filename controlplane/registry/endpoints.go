@@ -188,8 +188,8 @@ func newEndpoint(we *networking.WorkloadEntry, labels map[string]string, namespa
 	}
 }
 
-// HasSidecar reports whether a workload has a sidecar. As in Istio, the label decides; without it, a workload with an
-// identity has a sidecar.
+// HasSidecar reports whether a workload has a sidecar. As in Istio, the label security.istio.io/tlsMode determines it.
+// Without the label, a workload with an identity has a sidecar.
 func HasSidecar(labels map[string]string, serviceAccount string) bool {
 	if mode, ok := labels[tlsModeLabel]; ok {
 		return mode == "istio"

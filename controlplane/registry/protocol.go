@@ -11,8 +11,8 @@ var protocolNames = map[string]Protocol{
 	"kubernetes.io/h2c": HTTP2, "kubernetes.io/ws": HTTP, "kubernetes.io/wss": HTTPS,
 }
 
-// wellKnownPorts maps port numbers without a declared protocol to their protocols. These are not HTTP. In most of them
-// the server sends first, so that protocol detection would wait for a timeout.
+// wellKnownPorts maps port numbers without a declared protocol to their protocols. These are not HTTP. In most of these
+// protocols the server sends first, so protocol detection would wait until its timeout.
 var wellKnownPorts = map[uint32]Protocol{
 	443: HTTPS, 6443: HTTPS, 8443: HTTPS,
 	22: TCP, 25: TCP, 53: TCP, 389: TCP, 1433: TCP, 1521: TCP, 2181: TCP, 2379: TCP, 3306: TCP, 4222: TCP, 5432: TCP,

@@ -13,8 +13,8 @@ var resolutions = map[networking.ServiceEntry_Resolution]Resolution{
 	networking.ServiceEntry_STATIC:          Static,
 	networking.ServiceEntry_DNS:             DNS,
 	networking.ServiceEntry_DNS_ROUND_ROBIN: DNSRoundRobin,
-	// Requests over HTTP contain the host (see Service.ByName). For other connections the proxy knows only the
-	// original destination.
+	// HTTP requests contain the host, so proxies resolve it (see Service.ByName). For other connections, the proxy
+	// knows only the original destination.
 	networking.ServiceEntry_DYNAMIC_DNS: Passthrough,
 }
 

@@ -12,7 +12,7 @@ type Policy struct {
 	Spec *security.AuthorizationPolicy
 }
 
-// authz contains all AuthorizationPolicies by namespace, each list sorted by name.
+// authz contains all AuthorizationPolicies by namespace. Each list is sorted by name.
 type authz struct {
 	root        string
 	byNamespace map[string][]Policy

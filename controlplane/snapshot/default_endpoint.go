@@ -14,8 +14,8 @@ func (s *Snapshot) RefuseDefault(endpoint, documentNamespace, proxyNamespace str
 	return s.Registry.Options().RefuseForeign(endpoint)
 }
 
-// MayNameLocal reports whether a document may name files and loopback ports of a shared proxy's machine: documents of the
-// proxy's own namespace and of the mesh's root namespace may.
+// MayNameLocal reports whether a document may name files and loopback ports of a shared proxy's machine. Only documents
+// in the proxy's own namespace and in the mesh's root namespace may.
 func (s *Snapshot) MayNameLocal(documentNamespace, proxyNamespace string) bool {
 	return documentNamespace == proxyNamespace || documentNamespace == s.Mesh.GetRootNamespace()
 }

@@ -330,7 +330,8 @@ func (r *destinationRules) lookup(namespace, host, serviceNamespace string) *Des
 }
 
 // forCaller returns the rules whose workload selector matches a client with the labels. choice identifies this set of
-// rules, and is empty if there are none. Of two rules for the same host, the one with more labels takes precedence.
+// rules, and is empty if there are none. If two rules have the same host, the rule with more labels in its selector
+// takes precedence.
 func (r *destinationRules) forCaller(namespace string, labels map[string]string) (byHost map[string]*DestinationRule, choice string) {
 	for _, d := range r.inNamespace(namespace).selective {
 		if !Selects(d.selector(), labels) {

@@ -16,8 +16,8 @@ type DestinationRef struct {
 	Destination *networking.Destination
 }
 
-// Path returns the field path of the destination. It is computed only for findings, because most destinations have
-// none.
+// Path returns the field path of the destination. It is computed only for findings, because most destinations have no
+// finding.
 func (p DestinationRef) Path() string {
 	if p.index < 0 {
 		return fmt.Sprintf("spec.%s[%d].%s", p.list, p.route, p.field)

@@ -119,8 +119,8 @@ func (b instancesBuilder) facts(svc *registry.Service, port uint32, eps []Endpoi
 			if e.Endpoint.MTLS || e.ServiceAccount == "" {
 				continue
 			}
-			// Such a workload is for example a gateway. It presents its identity if a DestinationRule makes clients use
-			// mesh TLS.
+			// Such a workload is, for example, a gateway. It presents its mesh identity if a DestinationRule makes
+			// clients use the mesh's TLS.
 		}
 		if e.ServiceAccount == "" {
 			anonymous = true

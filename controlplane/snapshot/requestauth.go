@@ -27,7 +27,7 @@ func (k *KeySets) get(address string) (string, bool) {
 	return set, ok
 }
 
-// requestAuth contains all RequestAuthentications by namespace, each list sorted by name.
+// requestAuth contains all RequestAuthentications by namespace. Each list is sorted by name.
 type requestAuth struct {
 	root        string
 	byNamespace map[string][]TokenRules

@@ -92,8 +92,8 @@ func (sc *Scope) Hostname(host, namespace string) string { return sc.resolve(hos
 // DestinationRule returns the rule for calls to a service, or nil.
 func (sc *Scope) DestinationRule(svc *registry.Service) *DestinationRule { return sc.rules[svc] }
 
-// VirtualService returns the sidecar rule for a host, or nil. Of several rules it returns the one with the most
-// specific matching host, and of these the oldest.
+// VirtualService returns the sidecar rule for a host, or nil. If several rules match, it returns the rule with the most
+// specific host. If several rules have that host, it returns the oldest.
 func (sc *Scope) VirtualService(host string) *VirtualService {
 	v, _ := sc.vsByHost.find(host)
 	return v
@@ -314,7 +314,7 @@ func (sc *Scope) CanSee(svc *registry.Service) bool {
 	return sc.isListed(svc) || slices.ContainsFunc(svc.AliasServices, sc.maySeeAlias)
 }
 
-// maySeeAlias reports whether the alias is visible if its service is.
+// maySeeAlias reports whether the alias is visible, provided that its service is visible.
 func (sc *Scope) maySeeAlias(alias *registry.Service) bool {
 	return alias.VisibleTo(sc.Namespace) && sc.isListed(alias)
 }

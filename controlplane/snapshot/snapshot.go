@@ -32,7 +32,7 @@ type Inputs struct {
 	// KeysByProxy: if a token issuer is a service of the mesh, proxies fetch its keys.
 	KeysByProxy bool
 	// GatewayAccounts limits which accounts may use the Secrets of Gateways. If it is nil, all accounts in the Secret's
-	// namespace may.
+	// namespace may use them.
 	GatewayAccounts *GatewayAccounts
 	// Endpoints limits the endpoints that documents may contain. To change the policy, set a different pointer.
 	Endpoints *registry.EndpointPolicy
@@ -61,7 +61,7 @@ type Snapshot struct {
 	index     *meshIndex
 	peerAuth  *peerAuth
 	authz     *authz
-	// requestAuth contains the rules for accepted tokens, keys the public keys of their issuers.
+	// requestAuth contains the rules for accepted tokens. keys contains the public keys of the tokens' issuers.
 	requestAuth  *requestAuth
 	keys         *KeySets
 	gateways     []Gateway
@@ -275,7 +275,7 @@ func (w *meshIndex) takeScopes() map[scopeKey]*Scope {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	out := make(map[scopeKey]*Scope, len(w.scopes))
-	// Keep a limited number of scopes that this index did not use, because their proxies may be idle.
+	// Retain a limited number of scopes that this index did not use, because their proxies may be idle.
 	if len(w.previousScopes) <= 2*len(w.scopes)+64 {
 		maps.Copy(out, w.previousScopes)
 	}

@@ -29,7 +29,7 @@ type VirtualService struct {
 	from []*config.Resource
 }
 
-// IsForGateway reports whether the VirtualService is bound to a gateway. "mesh" stands for sidecars.
+// IsForGateway reports whether the VirtualService is bound to a gateway. The gateway name "mesh" means all sidecars.
 func (v *VirtualService) IsForGateway(gateway string) bool {
 	for _, g := range v.Gateways {
 		if g == gateway {

@@ -28,7 +28,7 @@ func TestSidecarsDoNotParsePROXYHeaders(t *testing.T) {
 
 		const header = "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: header, namespace: back}\nspec: {host: server, trafficPolicy: {proxyProtocol: {}}}\n"
 		isReported := func() bool {
-			return strings.Contains(fmt.Sprint(analysis.Check(w.snap)), "sidecars serve server.back.svc.cluster.local, and expect no header of the PROXY protocol: calls to it fail")
+			return strings.Contains(fmt.Sprint(analysis.Check(w.snap)), "the workloads of server.back.svc.cluster.local have sidecars, which expect no PROXY protocol header: calls to it fail")
 		}
 		w.change(header)
 		w.expectClosed(requests)

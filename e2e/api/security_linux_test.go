@@ -93,7 +93,7 @@ spec: {selector: {matchLabels: {app: guarded}}, mtls: {mode: STRICT}PORTS}
 `
 
 // onlyHTTP is part of the finding on rules that match request properties on TCP ports.
-const onlyHTTP = "only HTTP has it"
+const onlyHTTP = "the condition applies only to HTTP requests"
 
 // policy is an AuthorizationPolicy of the guarded workload.
 func policy(spec string) string {
@@ -218,7 +218,7 @@ spec: {hosts: [down.example], addresses: [240.9.9.9], ports: [{name: http, numbe
 				refused := []string{"X-Reply-Status", "401"}
 				return w.checkAnswers(answer{from: "client", path: "/asked/x", status: 200}, answer{from: "client", path: "/asked/x", status: 401, headers: refused})
 			}},
-		{name: "custom over tcp needs somebody to ask", exclusive: guarded, docs: policy(`action: CUSTOM, provider: {name: asked}, rules: [{to: [{operation: {ports: ["9000"]}}]}]`), wantProblem: "the provider checks HTTP requests",
+		{name: "custom over tcp needs somebody to ask", exclusive: guarded, docs: policy(`action: CUSTOM, provider: {name: asked}, rules: [{to: [{operation: {ports: ["9000"]}}]}]`), wantProblem: "the provider checks only HTTP requests",
 			check: func(w *testMesh, _ string) error {
 				return errors.Join(w.checkTCP("client", portTCP, false), w.checkAnswers(answer{from: "client", status: 200}))
 			}},

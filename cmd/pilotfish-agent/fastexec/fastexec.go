@@ -1,8 +1,8 @@
-// Package fastexec replaces the agent process by the pilotfish-iptables binary if the command is iptables. The agent links
-// gRPC and Envoy's types, whose initialization needs more time and memory than the command. Importing this package runs it
-// before them: Go initializes packages in the order of import paths, each after its imports, and this package imports only
-// syscall. If it imported os, it would run after protocol buffers. If the pilotfish-iptables binary is not found, the agent
-// executes the command itself.
+// Package fastexec replaces the agent process by the pilotfish-iptables binary if the command is iptables. The agent
+// links gRPC and Envoy's types, whose initialization needs more time and memory than the command. This package runs
+// before they are initialized: Go initializes packages in the order of their import paths, each after its imports, and
+// this package imports only syscall. If it imported os, it would run after the initialization of protocol buffers. If
+// the pilotfish-iptables binary is not found, the agent executes the command itself.
 package fastexec
 
 import "syscall"
