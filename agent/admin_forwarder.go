@@ -13,9 +13,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 )
 
-// adminForwarder accepts connections on the configured admin address and forwards them to the serving Envoy. It is
+// adminForwarder accepts connections on the configured admin address and forwards them to the current Envoy. It is
 // active while the admin interface of that Envoy listens on another port: during an upgrade, two Envoys run at the same
-// time and cannot share a port.
+// time and cannot share the configured port.
 type adminForwarder struct {
 	mu          sync.Mutex
 	active      bool
@@ -26,8 +26,8 @@ type adminForwarder struct {
 // still hold.
 const adminListenInterval = 100 * time.Millisecond
 
-// bootstrapWithSpareAdmin returns the bootstrap configuration of an additional Envoy: with the admin interface on a
-// free port, or on the next admin socket.
+// bootstrapWithSpareAdmin returns the bootstrap configuration for an Envoy that runs in addition to the current one.
+// Its admin interface uses a free port, or the next admin socket.
 func (e *envoySupervisor) bootstrapWithSpareAdmin() (bootstrap.Config, error) {
 	c := e.bootstrap
 	if c.AdminSocket != "" {
@@ -55,9 +55,9 @@ func (p *adminForwarder) isActive() bool {
 	return p.active
 }
 
-// forwardAdminTo makes the configured admin address lead to i, the current Envoy. If i's admin interface listens on
-// another port, the agent listens on the configured address as soon as it is free, and forwards connections until the
-// agent stops. With an admin socket, it updates the symbolic link instead.
+// forwardAdminTo makes i, the current Envoy, reachable at the configured admin address. If i's admin interface listens
+// on another port, the agent listens on the configured address as soon as it is free, and forwards connections until
+// the agent stops. With an admin socket, it updates the symbolic link instead.
 func (e *envoySupervisor) forwardAdminTo(i *envoyInstance) {
 	if e.bootstrap.AdminSocket != "" {
 		e.linkAdmin(i.bootstrap.AdminSocket)

@@ -19,7 +19,7 @@ import (
 // socket of the serving Envoy. The Envoys of one hot restart bind the same socket; every other Envoy has its own.
 
 // makeAdminDirectory creates the directory of the admin socket. It fails if users other than Envoy's can enter the
-// directory: Envoy restricts the socket's mode only after bind.
+// directory: Envoy creates the socket with a wider mode and restricts it afterwards.
 func makeAdminDirectory(c *config.Config) error {
 	if c.Envoy.AdminSocket == "" {
 		return nil
@@ -57,7 +57,8 @@ func (e *envoySupervisor) nextAdminSocket() string {
 	return e.bootstrap.AdminSocket + "." + strconv.Itoa(p.socketCount-1)
 }
 
-// linkAdmin points the link of the admin socket to the socket of an Envoy. It replaces the link atomically.
+// linkAdmin makes the symbolic link of the admin socket refer to the socket of an Envoy. It replaces the link
+// atomically.
 func (e *envoySupervisor) linkAdmin(socket string) {
 	link := e.bootstrap.AdminSocket
 	temporary := link + ".new"
@@ -71,7 +72,7 @@ func (e *envoySupervisor) linkAdmin(socket string) {
 	}
 }
 
-// removeStaleAdminSockets removes the sockets on which no Envoy listens.
+// removeStaleAdminSockets removes the admin sockets on which no Envoy listens.
 func (e *envoySupervisor) removeStaleAdminSockets() {
 	for _, socket := range e.listAdminSockets() {
 		conn, err := net.Dial("unix", socket)

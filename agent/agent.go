@@ -22,16 +22,16 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
 
-// shutdownSlack is added to the planned duration of a shutdown before the shutdown counts as hung: the machine may be
-// busy, or the agent may have to write a crash report.
+// shutdownSlack is added to the planned duration of a shutdown to get the time limit after which the agent treats the
+// shutdown as hung. The machine may be busy, or the agent may write a crash report.
 const shutdownSlack = 20 * time.Second
 
 // Options are the parameters of New.
 type Options struct {
 	Config *config.Config
 	Logger *slog.Logger
-	// Log is the target of Logger. The agent changes its levels and reopens its files. If nil, both operations are
-	// unavailable.
+	// Log is the log to which Logger writes. The agent changes its levels and reopens its files. If nil, both
+	// operations are unavailable.
 	Log *logging.Log
 	// EnvoyOutput is called with each line that Envoy writes, after redaction of secrets. If nil, the lines are
 	// dropped.
@@ -67,12 +67,13 @@ type Agent struct {
 
 	requests     drainRequests
 	envoyPIDs    envoyPIDs
-	callerLookup sync.Mutex // held while the client of a status port connection is looked up
+	callerLookup sync.Mutex // held while the agent determines the client of a status port connection
 	releaseLocks func()     // releases the directory locks
 }
 
-// New creates the agent's components, locks its directories, listens on the status port and writes the bootstrap. It
-// therefore returns their errors before any component runs. The caller must call Run, which releases these resources.
+// New creates the agent's components, locks its directories, listens on the status port and writes the bootstrap. The
+// errors of these steps are thus returned before any component runs. The caller must call Run, which releases these
+// resources.
 func New(o Options) (*Agent, error) {
 	if err := o.Config.Envoy.User.CheckCapabilities(); err != nil {
 		return nil, ConfigError{err}
@@ -103,8 +104,8 @@ func newAgent(o Options) (*Agent, error) {
 	if a.bootstrap.AgentSecret != "" {
 		a.bootstrap.AgentSecret = uds.NewSecret()
 	}
-	// Without the prefix the metrics would have the names of the application's Go and process metrics, which are merged
-	// into the same scrape.
+	// Without the prefix, the agent's metrics would have the names of the application's Go and process metrics, which
+	// are merged into the same scrape.
 	prometheus.WrapRegistererWithPrefix("istio_agent_", a.metrics).MustRegister(
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.control = newControlServer(o.Config, o.Logger)
@@ -191,9 +192,9 @@ func (a *Agent) makeComponents() ([]component, error) {
 	return append([]component{{name: "status", run: server.Run}}, components...), nil
 }
 
-// Run runs the components until ctx ends, /quitquitquit is called, Envoy exits, or a component fails permanently. After
-// ctx or /quitquitquit it returns nil. If Envoy exited by itself, or did not stop cleanly, it returns an
-// *EnvoyEndedError.
+// Run runs the components until ctx ends, /quitquitquit is called, Envoy exits, or a component fails permanently. It
+// returns nil if ctx ended or /quitquitquit was called. If Envoy exited by itself, or did not stop cleanly, it returns
+// an *EnvoyEndedError.
 func (a *Agent) Run(ctx context.Context) error {
 	defer a.releaseLocks()
 	ctx, end := context.WithCancel(ctx)
@@ -223,7 +224,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	a.requests.drain.set()
 	end()
-	hung := proxy.waitStopped(2*a.Config.Shutdown.Deadline + shutdownSlack) // twice: during an upgrade two Envoys are stopped
+	// Twice the deadline, because an upgrade stops two Envoys.
+	hung := proxy.waitStopped(2*a.Config.Shutdown.Deadline + shutdownSlack)
 	if err == nil && a.envoy != nil {
 		err = a.envoy.stopError()
 	}

@@ -104,7 +104,7 @@ func (h *healthCheck) reportDraining(v *verdict) {
 	}
 }
 
-// probeOnce probes the application and reports a changed verdict. Results are ignored until the proxy has been ready
+// probeOnce probes the application and reports a changed verdict. It ignores the results until the proxy has been ready
 // once. Until the first report, a control plane treats the workload as unhealthy anyway.
 func (h *healthCheck) probeOnce(ctx context.Context, v *verdict) {
 	err := h.proxyReady()

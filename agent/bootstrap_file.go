@@ -24,8 +24,9 @@ func writeBootstrap(c *config.Config, from bootstrap.Config) (string, error) {
 	return file, writeGRPCBootstrap(c, from)
 }
 
-// writeGRPCBootstrap writes the bootstrap of proxyless gRPC clients. The file is readable by all users, because these
-// applications run as other users. It contains no keys, only data that the control plane receives too.
+// writeGRPCBootstrap writes the bootstrap of proxyless gRPC clients. The file is readable by all users, because gRPC
+// applications run as other users than the agent. The file contains no keys, only data that the control plane receives
+// too.
 func writeGRPCBootstrap(c *config.Config, from bootstrap.Config) error {
 	text, err := bootstrap.GRPC(from)
 	if err != nil {
@@ -42,13 +43,13 @@ func writeFileAtomic(file string, text []byte, mode os.FileMode) error {
 	return writeFileAtomicAs(nil, file, text, mode)
 }
 
-// writeFileAtomicAs is writeFileAtomic for a file that will belong to another user.
+// writeFileAtomicAs is like writeFileAtomic. The file will belong to o.
 func writeFileAtomicAs(o *owner.Owner, file string, text []byte, mode os.FileMode) error {
 	// Mode 0711: other users can open files by name, but cannot list the directory.
 	if err := o.MkdirAll(filepath.Dir(file), 0o711); err != nil {
 		return err
 	}
-	// A temporary file of an earlier run would retain its mode.
+	// Remove the temporary file of an earlier run, because writing to it would not change its mode.
 	temporary := file + ".new"
 	if err := os.Remove(temporary); err != nil && !os.IsNotExist(err) {
 		return err
@@ -63,8 +64,8 @@ func writeFileAtomicAs(o *owner.Owner, file string, text []byte, mode os.FileMod
 	return err
 }
 
-// createFile creates and writes a file. It fails if a file or link of that name exists: another user of the directory
-// may have created it.
+// createFile creates and writes a file. It fails if a file or link of that name exists: another user who can write to
+// the directory may have created it.
 func createFile(o *owner.Owner, file string, text []byte, mode os.FileMode) error {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/sds"
 )
 
-// Sources of additional trust bundles.
+// Names of the sources of additional trust bundles.
 const (
 	trustSourceProxyConfig  = "ProxyConfig"
 	trustSourceControlPlane = "control plane"
@@ -100,7 +100,7 @@ func applyProxyConfig(certificates *sds.Server, resources [][]byte) error {
 
 // applyDenyList applies the revocation lists of the control plane. Malformed lists are rejected as a whole.
 func applyDenyList(certificates *sds.Server, resources [][]byte) error {
-	for _, resource := range resources { // the control plane sends one
+	for _, resource := range resources { // the control plane sends exactly one resource
 		context := &tlsv3.CertificateValidationContext{}
 		if err := proto.Unmarshal(resource, context); err != nil {
 			return fmt.Errorf("reading the deny list: %w", err)
@@ -115,7 +115,7 @@ func applyDenyList(certificates *sds.Server, resources [][]byte) error {
 // CertificateReport lists the served certificates and their condition.
 type CertificateReport struct {
 	OK bool `json:"ok"`
-	// Reason describes a problem or other notable state.
+	// Reason describes a problem or another notable condition of the certificates. It is empty if there is none.
 	Reason string `json:"reason,omitempty"`
 	Remedy string `json:"remedy,omitempty"`
 	// ExternalSocket is the socket of the external server from which Envoy gets its identity.

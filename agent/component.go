@@ -28,7 +28,7 @@ type component struct {
 type componentGroup struct {
 	logger *slog.Logger
 	wait   sync.WaitGroup
-	failed chan error // receives the first failure of a component that is not restarted
+	failed chan error // receives the first failure of a component without restart
 
 	mu      sync.Mutex
 	running map[string]int // number of running components by name

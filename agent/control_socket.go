@@ -25,11 +25,10 @@ import (
 const ControlBaseURL = "http://agent"
 
 const (
-	// maxRequestBody is the maximum size of a request body, and maxResponseBody the maximum size of a response that a
-	// command reads.
+	// maxRequestBody is the maximum size of a request body.
 	maxRequestBody  = 64 << 10
 	maxResponseBody = 1 << 20
-	// controlGracePeriod is the time that active requests have to finish when the agent stops.
+	// controlGracePeriod is how long the agent waits for active requests on the control socket when it stops.
 	controlGracePeriod = 500 * time.Millisecond
 )
 
@@ -86,8 +85,8 @@ func (c *controlServer) run(ctx context.Context) error {
 	return nil
 }
 
-// jsonHandler returns a handler that decodes the request body from JSON, calls do, and encodes the result as JSON. For
-// an error, the handler responds with status 400, or with the status that the error's method HTTPStatus returns.
+// jsonHandler returns a handler that decodes the JSON request body, calls do, and encodes the result as JSON. For an
+// error, the handler responds with status 400, or with the status that the error's method HTTPStatus returns.
 func jsonHandler[In, Out any](do func(context.Context, In) (Out, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var in In

@@ -7,7 +7,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/crashbudget"
 )
 
-// envoyFailures is how often Envoy may exit in quick succession before the agent stops restarting it.
+// envoyFailures is the number of exits of Envoy in quick succession after which the agent stops restarting it.
 const envoyFailures = 5
 
 // envoyBudget returns the budget for restarts of Envoy.

@@ -21,13 +21,16 @@ import (
 
 const (
 	reportDir  = "reports"
-	maxReports = 3 // the newest are retained
-	// maxConfigDump limits the size of Envoy's configuration in a report, and maxReportSize the size of the rest.
+	maxReports = 3 // number of reports on disk; older ones are deleted
+	// maxConfigDump limits the size of Envoy's configuration in a report. maxReportSize limits the size of everything
+	// else in it.
 	maxConfigDump = 4 << 20
 	maxReportSize = 1 << 20
-	// dumpTimeout limits the request for Envoy's configuration, which is sent shortly before the deadline.
+	// dumpTimeout limits the request for Envoy's configuration. The request is sent shortly before the shutdown
+	// deadline.
 	dumpTimeout = time.Second
-	// maxStartTime is the time after which an Envoy that has not been ready counts as unable to start.
+	// maxStartTime is how long an Envoy may take to become ready. After this time, the agent reports it as unable to
+	// start.
 	maxStartTime = 30 * time.Second
 	// maxTerminationMessage is the maximum size of a termination message in Kubernetes.
 	maxTerminationMessage = 4096
@@ -121,7 +124,7 @@ func redactedReport(r crashReport) ([]byte, error) {
 	return text.Bytes(), err
 }
 
-// removeOldReports deletes all but the n newest reports, whose names sort by time.
+// removeOldReports deletes all but the n newest reports. The names of the reports sort by time.
 func removeOldReports(dir string, n int) error {
 	files, err := filepath.Glob(filepath.Join(dir, "*.json*"))
 	if err != nil || len(files) <= n {
@@ -147,15 +150,15 @@ func (i *envoyInstance) dumpConfig(ctx context.Context, within time.Duration) (c
 	return b.Bytes(), ""
 }
 
-// reportBeforeEnd writes a crash report before the agent stops Envoy. It is called if the stop cuts requests, or if
-// Envoy was unable to become ready.
+// reportBeforeEnd writes a crash report before the agent stops Envoy. It is called if Envoy was unable to become ready,
+// or if the stop will cut active requests.
 func (n *shutdown) reportBeforeEnd(ctx context.Context, why string) {
 	config, missing := n.instance.dumpConfig(ctx, min(dumpTimeout, n.plan.Stop/2))
 	n.createCrashReport(n.instance, why, nil, config, missing)
 }
 
-// describeNeverReady returns the reason if Envoy was unable to become ready. It returns "" if Envoy is stopped before
-// it had enough time to start.
+// describeNeverReady returns the reason if Envoy was unable to become ready. It returns "" if Envoy had less than
+// maxStartTime to start.
 func (n *shutdown) describeNeverReady() string {
 	for _, t := range n.relay.Status().Types {
 		if t.State == xdsproxy.StateRejected {

@@ -12,9 +12,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
-// lockConfigDir locks the directories of Envoy's bootstrap and sockets for this agent, until release or process exit. A
-// second agent would overwrite the bootstrap for the first agent's next Envoy, and its Envoy would get the first
-// agent's identity.
+// lockConfigDir locks the directories of Envoy's bootstrap and sockets for this agent, until release or process exit.
+// Otherwise a second agent could overwrite the bootstrap with which the first agent starts its next Envoy, and the
+// Envoy of the second agent could receive the identity of the first.
 func lockConfigDir(c *config.Config) (release func(), err error) {
 	var held []*os.File
 	release = func() {
@@ -57,7 +57,8 @@ func lockDirectory(dir string, mode os.FileMode) (*os.File, error) {
 	return f, nil
 }
 
-// describeDirOwner returns the PID of the agent that listens on the control socket, as text; empty if there is none.
+// describeDirOwner returns the PID of the agent that listens on the control socket, as text for a message. It returns
+// "" if no agent listens.
 func describeDirOwner(c *config.Config) string {
 	conn, err := net.DialTimeout("unix", config.ControlPath(c.Proxy.GetConfigPath()), config.PeerDialTimeout)
 	if err != nil {

@@ -39,8 +39,8 @@ func (a *Agent) newDNSServer() (*dns.Server, error) {
 	return server, nil
 }
 
-// applyNameTable returns a function that passes the control plane's name table to the DNS server. A response contains
-// one complete table, or nothing.
+// applyNameTable returns a function that passes the name table in a response of the control plane to the DNS server. A
+// response contains one complete table, or none.
 func applyNameTable(server *dns.Server) func(resources [][]byte, version string) error {
 	return func(resources [][]byte, _ string) error {
 		switch len(resources) {
@@ -53,7 +53,8 @@ func applyNameTable(server *dns.Server) func(resources [][]byte, version string)
 	}
 }
 
-// LookupRequest requests the resolution of a name. Without a type, both address types are resolved.
+// LookupRequest requests the resolution of a name. If the type is empty, the agent resolves both IPv4 and IPv6
+// addresses.
 type LookupRequest struct {
 	Name string `json:"name"`
 	Type string `json:"type,omitempty"`

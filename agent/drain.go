@@ -12,10 +12,10 @@ import (
 )
 
 const (
-	// The first interval between two counts of the traffic is minCountInterval. It grows up to maxCountInterval.
+	// minCountInterval is the first interval between two counts of the traffic. It grows up to maxCountInterval.
 	minCountInterval, maxCountInterval = 50 * time.Millisecond, time.Second
-	// countTimeout is the timeout of one count. After maxCountFailures consecutive failures, only the elapsed time
-	// determines when the drain ends.
+	// countTimeout is the timeout of one count. After maxCountFailures consecutive failures, the drain ends when the
+	// time limit for idle connections has passed.
 	countTimeout     = time.Second
 	maxCountFailures = 5
 	// progressInterval is the interval between log messages of a long drain.
@@ -25,7 +25,7 @@ const (
 // activeTraffic is the traffic of an Envoy at one moment, without probes, scrapes and requests to the admin interface.
 type activeTraffic struct {
 	connections uint64 // of all listeners
-	requests    uint64 // HTTP; a tunnel or a stream counts as one request
+	requests    uint64 // HTTP requests; a tunnel or a stream counts as one
 	// bufferedHTTP is the number of response bytes that Envoy has received completely and that clients have not read
 	// yet. bufferedTCP is the number of bytes that Envoy buffers for TCP clients.
 	bufferedHTTP, bufferedTCP uint64
@@ -58,7 +58,7 @@ const trafficStats = `^(listener\..*\.downstream_cx_active|http\..*\.downstream_
 
 var trafficStatsPattern = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(trafficStats) })
 
-// countTraffic reads the active traffic from Envoy's statistics. It ignores statistics that match own.
+// countTraffic reads the active traffic from Envoy's statistics. It ignores the statistics whose names match own.
 func (i *envoyInstance) countTraffic(ctx context.Context, own *regexp.Regexp) (activeTraffic, error) {
 	ctx, cancel := context.WithTimeout(ctx, countTimeout)
 	defer cancel()
@@ -121,8 +121,8 @@ type trafficSample struct {
 	lastBusyTCP time.Duration
 }
 
-// withHistory returns the sample with lastBusyTCP set: to ran if TCP data is buffered now, otherwise to the value of
-// the previous sample.
+// withHistory returns the sample with lastBusyTCP set: to ran, the drain time so far, if TCP data is buffered now;
+// otherwise to the value of the previous sample.
 func (c trafficSample) withHistory(before trafficSample, ran time.Duration) trafficSample {
 	c.lastBusyTCP = before.lastBusyTCP
 	if c.hasBufferedTCP() {
@@ -131,7 +131,7 @@ func (c trafficSample) withHistory(before trafficSample, ran time.Duration) traf
 	return c
 }
 
-// checkDrained reports whether a drain that has lasted for the time ran may end, and why.
+// checkDrained reports whether the drain may end, and why. ran is the time since the drain began.
 func checkDrained(s config.Shutdown, c trafficSample, ran time.Duration) (why string, ok bool) {
 	switch {
 	case ran < s.Minimum:
@@ -146,8 +146,8 @@ func checkDrained(s config.Shutdown, c trafficSample, ran time.Duration) (why st
 	return fmt.Sprintf("no request is left, and the time limit for its %d idle connections has passed", c.connections), ran-c.lastBusyTCP >= s.Linger && !s.WhenIdle
 }
 
-// pollDelay returns the delay before the next count: pace, or less if the elapsed time alone changes the result of
-// checkDrained earlier.
+// pollDelay returns the delay before the next count: pace, or less if the minimum drain time or the time limit for idle
+// connections passes earlier.
 func pollDelay(s config.Shutdown, pace, ran, lastBusyTCP time.Duration) time.Duration {
 	for _, moment := range []time.Duration{s.Minimum, lastBusyTCP + s.Linger} {
 		if moment > ran {
@@ -158,7 +158,7 @@ func pollDelay(s config.Shutdown, pace, ran, lastBusyTCP time.Duration) time.Dur
 }
 
 // waitDrained counts the traffic until the drain is done, and returns the reason why it ended. It closes the listeners
-// before the last count, so that no new traffic is cut.
+// before the last count, so that no connection arrives after that count.
 func (n *shutdown) waitDrained(ctx context.Context) string {
 	began, closed := time.Now(), false
 	progress, pace := began.Add(progressInterval), minCountInterval

@@ -26,10 +26,10 @@ func (o *latch) isSet() bool {
 	}
 }
 
-// drainRequests are the requests to drain or to stop the agent, except the stop signal.
+// drainRequests records the requests to drain or to stop the agent. The stop signal is not among them.
 type drainRequests struct {
-	drain     *latch // the agent reports not ready, and the proxy drains now or soon
-	stay      *latch // drain, and continue to run until the stop signal; a restarted Envoy drains too
+	drain     *latch // the agent reports that it is not ready, and Envoy drains as soon as it can
+	stay      *latch // Envoy drains and continues to serve until the stop signal; a restarted Envoy drains too
 	skipDrain *latch // POST /drain: the next stop signal skips the drain
 	quit      *latch // POST /quitquitquit
 }
@@ -82,8 +82,8 @@ func (a *Agent) StartDrain(by string) {
 	}
 }
 
-// retryDrain retries the drain of an Envoy that was starting or did not respond when the drain was requested. A drain
-// affects only the listeners that Envoy has at that time.
+// retryDrain retries the drain of an Envoy that was starting or did not respond when the drain was requested. Envoy
+// drains only the listeners that it has when it receives the request.
 func (e *envoySupervisor) retryDrain(i *envoyInstance) {
 	for pace := minCountInterval; ; pace = min(pace*3/2, maxCountInterval) {
 		if state, _ := i.status(); state == stateDraining {

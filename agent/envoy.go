@@ -13,7 +13,8 @@ import (
 // probeTimeout is the timeout of readiness requests to Envoy. The default timeout of a kubelet's probe is one second.
 const probeTimeout = 800 * time.Millisecond
 
-// minDrainTime is the minimum drain time. Envoy counts in seconds, and uses ten minutes for 0.
+// minDrainTime is the minimum drain time that the agent passes to Envoy. Envoy's flag is in whole seconds, and for 0
+// Envoy uses ten minutes.
 const minDrainTime = time.Second
 
 // kernelExitTimeout is how long the agent waits for the kernel to end an Envoy that has crashed or was killed by
@@ -34,8 +35,8 @@ func (e *EnvoyEndedError) Error() string {
 	return fmt.Sprintf("Envoy ended: %s", e.Exit)
 }
 
-// envoySupervisor runs Envoy and restarts it if that is configured. There is at most one current instance, which is
-// probed, drained and stopped.
+// envoySupervisor runs Envoy and restarts it if restarts are configured. At most one instance is current: the agent
+// probes, drains and stops this instance.
 type envoySupervisor struct {
 	*Agent
 	counters     *envoyMetrics
@@ -44,7 +45,7 @@ type envoySupervisor struct {
 
 	mu               sync.Mutex
 	current          *envoyInstance
-	noInstanceReason string    // why current is nil
+	noInstanceReason string    // the reason why current is nil
 	since            time.Time // time of the last change of current
 	restarts         int
 	lastEnd          *endStatus
@@ -73,7 +74,7 @@ func (e *envoySupervisor) component() component {
 	return component{name: "envoy", run: e.run, health: e.condition}
 }
 
-// run runs Envoy until ctx ends, or Envoy exits and is not restarted.
+// run runs Envoy until ctx ends, or until Envoy exits and may not be restarted.
 func (e *envoySupervisor) run(ctx context.Context) error {
 	binary, err := e.find(ctx)
 	if err != nil {
@@ -184,8 +185,8 @@ func (e *envoySupervisor) runOnce(ctx context.Context, binary envoy.Binary) (*en
 	return i, nil
 }
 
-// superviseCurrent waits for the exit of the current instance, and stops it when ctx ends. After an upgrade, the
-// upgrade stops the replaced instance.
+// superviseCurrent waits for the exit of the current instance, and stops it when ctx ends. It does not stop an instance
+// that an upgrade has replaced: the upgrade does that.
 func (e *envoySupervisor) superviseCurrent(ctx context.Context) *envoyInstance {
 	stay := e.requests.stay.done()
 	var lookAgain <-chan time.Time
@@ -199,7 +200,7 @@ func (e *envoySupervisor) superviseCurrent(ctx context.Context) *envoyInstance {
 		case <-lookAgain:
 			lookAgain = nil
 			if e.isStuckExiting(i) {
-				i.process.Stop(canceledContext()) // SIGKILL at once: another Envoy can then start
+				i.process.Stop(canceledContext()) // send SIGKILL at once, so that another Envoy can start
 			}
 		case <-i.process.Done():
 			if e.replaceCurrent(i, nil, "Envoy has ended") {
@@ -219,7 +220,8 @@ func (e *envoySupervisor) superviseCurrent(ctx context.Context) *envoyInstance {
 	}
 }
 
-// isStuckExiting reports whether Envoy crashed or was killed and the kernel has not ended its process.
+// isStuckExiting reports whether Envoy crashed or was killed, but the kernel has not ended its process yet. It logs
+// this.
 func (e *envoySupervisor) isStuckExiting(i *envoyInstance) bool {
 	where := i.process.HungThreads()
 	if where != "" {
@@ -228,8 +230,8 @@ func (e *envoySupervisor) isStuckExiting(i *envoyInstance) bool {
 	return where != ""
 }
 
-// replaceCurrent replaces the current instance old by another, or by nil with a reason. It returns false if old is not
-// current.
+// replaceCurrent makes by the current instance in place of old. If by is nil, why is the reason. It returns false if
+// old is not the current instance.
 func (e *envoySupervisor) replaceCurrent(old, by *envoyInstance, why string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -319,7 +321,8 @@ func (e *envoySupervisor) countGivenUp() int {
 	return len(e.givenUp)
 }
 
-// watchGivenUp adds an Envoy that the kernel has not ended after SIGKILL to givenUp, until its process has ended.
+// watchGivenUp adds i, which the kernel has not ended after SIGKILL, to givenUp. It removes i when its process has
+// ended.
 func (e *envoySupervisor) watchGivenUp(i *envoyInstance) {
 	e.mu.Lock()
 	e.givenUp[i] = true

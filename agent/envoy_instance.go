@@ -27,7 +27,7 @@ const (
 	stateEnded    envoyState = "ended"
 )
 
-// stateRank is the order of the states; an unknown state ranks first.
+// stateRank orders the states. An unknown state precedes all others.
 var stateRank = map[envoyState]int{stateStarting: 1, stateRunning: 2, stateDraining: 3, stateStopping: 4, stateGivenUp: 5, stateEnded: 6}
 
 // envoyInstance is one Envoy process with its admin client.
@@ -41,11 +41,12 @@ type envoyInstance struct {
 
 	args      []string
 	bootstrap bootstrap.Config
-	// hotRestart is nil if this Envoy runs without hot restart. generation is its restart epoch in the group.
+	// hotRestart is nil if this Envoy runs without hot restart. generation is its --restart-epoch in the hot restart
+	// group.
 	hotRestart *hotRestartGroup
 	generation int
-	// ownsAdmin is set once this Envoy listens on the admin address. adminLost is set when the new Envoy of a hot
-	// restart listens there instead, so that this one cannot be queried.
+	// ownsAdmin is set once this Envoy listens on the admin address. adminLost is set when its successor in a hot
+	// restart listens there instead. The agent can then no longer query this Envoy.
 	ownsAdmin, adminLost atomic.Bool
 	// fallback is the binary to restart if this Envoy exits while its predecessor still drains.
 	fallback atomic.Pointer[envoy.Binary]
@@ -95,8 +96,8 @@ func (e *envoySupervisor) start(l launchSpec) (*envoyInstance, error) {
 	return i, nil
 }
 
-// mayGainPrivileges reports whether Envoy may gain privileges at exec. It needs them if its file has capabilities such
-// as CAP_NET_BIND_SERVICE.
+// mayGainPrivileges reports whether Envoy may gain privileges at exec. It must be allowed to if its file has
+// capabilities such as CAP_NET_BIND_SERVICE.
 func (e *envoySupervisor) mayGainPrivileges(path string) bool {
 	if envoy.HasPrivileges(path) {
 		e.Logger.Info("Envoy starts without no_new_privs, because its file has capabilities or a set-user-ID bit", "path", path)
@@ -105,7 +106,7 @@ func (e *envoySupervisor) mayGainPrivileges(path string) bool {
 	return e.Config.Envoy.KeepPrivileges
 }
 
-// setState changes the state, but never back to an earlier one: requests and exits arrive concurrently.
+// setState changes the state. It ignores a change to an earlier state, because requests and exits arrive concurrently.
 func (i *envoyInstance) setState(s envoyState) {
 	i.mu.Lock()
 	from := i.state
@@ -141,7 +142,7 @@ func (i *envoyInstance) checkReady(ctx context.Context) (ok bool, reason string)
 
 // condition returns the readiness of the instance, with reason and remedy.
 func (i *envoyInstance) condition(ctx context.Context) health.Condition {
-	if i.adminLost.Load() { // the last known state is returned
+	if i.adminLost.Load() { // the agent cannot query this Envoy, so it uses the last known state
 		state, _ := i.status()
 		return health.Condition{OK: state == stateRunning, Reason: "the new Envoy of a hot restart uses the admin address"}
 	}
@@ -155,7 +156,7 @@ func (i *envoyInstance) condition(ctx context.Context) health.Condition {
 	return c
 }
 
-// waitEnd waits until the process has exited, or was given up, and returns its exit.
+// waitEnd waits until the process has exited, or the agent has stopped waiting for it, and returns the exit.
 func (i *envoyInstance) waitEnd() envoy.Exit {
 	exit := i.process.Exit()
 	if exit.HungThreads != "" {
@@ -167,7 +168,8 @@ func (i *envoyInstance) waitEnd() envoy.Exit {
 	return exit
 }
 
-// markEnded removes the PID from the set and sets stateEnded. It is called when the process has ended.
+// markEnded removes the PID from the set of Envoys' PIDs and sets stateEnded. The caller calls it when the process has
+// ended.
 func (i *envoyInstance) markEnded() {
 	i.pids.remove(i.process.PID())
 	i.setState(stateEnded)

@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/envoy"
 )
 
-// reasonKilled is the reason of an exit by the agent's SIGKILL. Package envoy defines the other reasons.
+// reasonKilled is the reason of an exit after SIGKILL from the agent. Package envoy defines the other reasons.
 const reasonKilled = "killed"
 
 // endReason returns the value of the label "reason" for an exit.
@@ -41,7 +41,8 @@ func newEnvoyMetrics(r prometheus.Registerer) (*envoyMetrics, error) {
 			Name: "istio_agent_envoy_restarts_total", Help: "Restarts of Envoy, by the reason of the preceding exit.",
 		}, []string{"reason"}),
 	}
-	// Create all series now: increase() does not count the first event of a series that this event creates.
+	// Create all series now. Otherwise PromQL's increase() would miss the first event of a reason, because that event
+	// would create the series.
 	for _, reason := range []string{string(envoy.Exited), string(envoy.Signaled), string(envoy.OOMKilled)} {
 		m.ends.WithLabelValues(reason)
 		m.restarts.WithLabelValues(reason)
@@ -57,7 +58,7 @@ func newEnvoyMetrics(r prometheus.Registerer) (*envoyMetrics, error) {
 	return m, nil
 }
 
-// moveState decrements the gauge of the state from, and increments the gauge of the state to.
+// moveState subtracts one from the gauge of the state from, and adds one to the gauge of the state to.
 func (m *envoyMetrics) moveState(from, to envoyState) {
 	if from != "" {
 		m.processes.WithLabelValues(string(from)).Dec()

@@ -16,7 +16,8 @@ type envoyPIDs struct {
 	members map[int]bool
 }
 
-// add starts an Envoy and adds its PID. It holds the lock meanwhile, so that no lookup misses the new process.
+// add calls start, which starts an Envoy, and adds its PID. It holds the lock meanwhile, so that no lookup misses the
+// new process.
 func (f *envoyPIDs) add(start func() (*envoy.Process, error)) (*envoy.Process, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -31,7 +32,7 @@ func (f *envoyPIDs) add(start func() (*envoy.Process, error)) (*envoy.Process, e
 	return process, nil
 }
 
-// remove removes the PID of an exited Envoy, because another process may get it.
+// remove removes the PID of an exited Envoy, because the kernel may assign it to another process.
 func (f *envoyPIDs) remove(pid int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -45,8 +46,8 @@ func (f *envoyPIDs) list() []int {
 	return slices.Collect(maps.Keys(f.members))
 }
 
-// isEnvoy reports whether a process is one of the agent's Envoys, or in the process group of one: ENVOY_PATH may name a
-// script that starts Envoy.
+// isEnvoy reports whether a process is one of the agent's Envoys or belongs to the process group of one. ENVOY_PATH may
+// name a script that starts Envoy in its own process group.
 func (a *Agent) isEnvoy(pid int32) bool {
 	group, err := syscall.Getpgid(int(pid))
 	a.envoyPIDs.mu.Lock()

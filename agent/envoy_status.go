@@ -6,9 +6,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/envoy"
 )
 
-// States of the agent's Envoy when there is no process.
+// States of the agent's Envoy when no process runs.
 const (
-	stateWaiting  envoyState = "waiting"  // the Envoy binary is being located, or a restart is pending
+	stateWaiting  envoyState = "waiting"  // the agent searches for the Envoy binary, or waits before a restart
 	stateDisabled envoyState = "disabled" // the agent runs no Envoy
 )
 
@@ -17,13 +17,13 @@ type envoyStatus struct {
 	State envoyState `json:"state"`
 	// Since is the time of the last state change.
 	Since time.Time `json:"since,omitzero"`
-	// Reason is the reason why there is no process.
+	// Reason is the reason why no process runs.
 	Reason  string `json:"reason,omitempty"`
 	PID     int    `json:"pid,omitempty"`
 	Epoch   int    `json:"epoch"`
 	Path    string `json:"path,omitempty"`
 	Version string `json:"version,omitempty"`
-	// Restarts is how often the agent has restarted Envoy after an exit.
+	// Restarts is the number of times that the agent has restarted Envoy after an exit.
 	Restarts int `json:"restarts"`
 	// LastEnd describes the last unexpected or unclean exit.
 	LastEnd *endStatus `json:"lastEnd,omitempty"`
@@ -42,7 +42,7 @@ type endStatus struct {
 	Text     string    `json:"text"`
 	Time     time.Time `json:"time"`
 	RanFor   string    `json:"ranFor"`
-	// Tail is the last lines of Envoy's output.
+	// Tail contains the last lines of Envoy's output.
 	Tail []string `json:"tail,omitempty"`
 	// Report is the path of the crash report.
 	Report string `json:"report,omitempty"`
@@ -52,12 +52,12 @@ type endStatus struct {
 type givenUpStatus struct {
 	PID   int       `json:"pid"`
 	Since time.Time `json:"since"`
-	// Threads lists the state of each thread, and the kernel function in which it waited, when the agent stopped
-	// waiting for this Envoy.
+	// Threads lists the state of each thread and the kernel function in which it waited. The agent read them when it
+	// stopped waiting for this Envoy.
 	Threads string `json:"threads"`
 }
 
-// drainStatus describes the traffic that the shutdown waits for.
+// drainStatus describes the traffic for which the shutdown waits.
 type drainStatus struct {
 	Requests    uint64    `json:"requests"`
 	Connections uint64    `json:"connections"`

@@ -12,19 +12,19 @@ import (
 )
 
 const (
-	// maxResponseTime is how long a component's health function may run before the component counts as hung. The
-	// function normally does not block.
+	// maxResponseTime is how long a component's health function may run before the component counts as hung. A
+	// component that works returns from it immediately.
 	maxResponseTime = 500 * time.Millisecond
-	// minUnansweredProbes is how many consecutive requests without a response are necessary, in addition to a minimum
-	// time, before Envoy counts as frozen. After a pause of the whole machine, a single late response looks like a long
-	// silence.
+	// minUnansweredProbes is the number of consecutive requests without a response, in addition to a minimum time,
+	// after which Envoy counts as frozen. A number is necessary because a pause of the whole machine makes a single
+	// late response look like a long silence.
 	minUnansweredProbes = 3
 )
 
 // readinessChecks returns the checks of /healthz/ready.
 func (a *Agent) readinessChecks(components []component) []status.Check {
 	var checks []status.Check
-	if a.envoy == nil { // otherwise Envoy's check reports the drain
+	if a.envoy == nil { // if the agent runs Envoy, Envoy's check reports the drain
 		checks = append(checks, status.Check{Name: "agent", Func: health.FromFunc(a.checkNotDraining)})
 	}
 	for _, p := range components {
@@ -36,9 +36,9 @@ func (a *Agent) readinessChecks(components []component) []status.Check {
 }
 
 // livenessChecks returns the checks of /healthz/live. If one fails, the kubelet restarts the container. They fail only
-// if a restart is the only remedy: a component of the agent hangs, or Envoy has been frozen for a long time. They
-// ignore problems that a restart does not fix (no control plane, no certificate, a rejected configuration), and
-// temporary states (a restart of Envoy, a drain). A component that fails permanently stops the agent anyway.
+// if a restart is the only remedy: a component of the agent hangs, or Envoy has been frozen for a long time. They pass
+// despite problems that a restart does not fix (no control plane, no certificate, a rejected configuration), and during
+// a restart of Envoy or a drain. A component that fails permanently stops the agent anyway.
 func (a *Agent) livenessChecks(certificates *sds.Server, relay *xdsproxy.Relay) []status.Check {
 	checks := []status.Check{
 		{Name: "certificates", Func: responsivenessCheck(func() { certificates.Health() })},
@@ -50,8 +50,8 @@ func (a *Agent) livenessChecks(certificates *sds.Server, relay *xdsproxy.Relay) 
 	return checks
 }
 
-// responsivenessCheck returns a check that fails if query does not return in time. It does not call query again before
-// the previous call has returned.
+// responsivenessCheck returns a check that fails if query does not return in time. At most one call of query runs at a
+// time.
 func responsivenessCheck(query func()) health.Check {
 	turn := make(chan struct{}, 1) // held during a call of query
 	return func() health.Condition {
@@ -81,7 +81,7 @@ func responsivenessCheck(query func()) health.Check {
 	}
 }
 
-// condition returns the readiness of Envoy.
+// condition returns the readiness of the current Envoy, with reason and remedy.
 func (e *envoySupervisor) condition() health.Condition {
 	e.mu.Lock()
 	i, why := e.current, e.noInstanceReason
@@ -106,7 +106,8 @@ func (e *envoySupervisor) condition() health.Condition {
 	return c
 }
 
-// describeGivenUp returns a reason and a remedy if the kernel has not ended killed Envoys; otherwise empty strings.
+// describeGivenUp returns a reason and a remedy if there are killed Envoys that the kernel has not ended. Otherwise it
+// returns empty strings.
 func (e *envoySupervisor) describeGivenUp() (reason, remedy string) {
 	n := e.countGivenUp()
 	if n == 0 {
@@ -146,8 +147,8 @@ func checkFrozen(limit time.Duration, l silenceReporter) health.Condition {
 	}
 }
 
-// configurationCheck returns the readiness check of the relay for the serving Envoy. During an upgrade, it ignores the
-// new Envoy until that one serves.
+// configurationCheck returns the readiness check of the relay. During an upgrade, it ignores the relay's connection to
+// the new Envoy until that Envoy is current.
 func (a *Agent) configurationCheck(relay *xdsproxy.Relay) health.Check {
 	return func() health.Condition {
 		if a.envoy == nil {

@@ -12,8 +12,8 @@ import (
 // hotRestartDirName is the directory under configPath for the sockets of hot restarts.
 const hotRestartDirName = "hot"
 
-// hotRestartGroup is a series of Envoys that hand over to each other by hot restart. Their shared files are removed
-// after the exit of the last member.
+// hotRestartGroup is a series of Envoys, each of which receives the sockets of its predecessor by hot restart. The
+// agent removes their shared files after the exit of the last member.
 type hotRestartGroup struct {
 	config envoy.HotRestart
 
@@ -49,19 +49,19 @@ func (e *envoySupervisor) hotRestartDir() string {
 	return filepath.Join(e.Config.Proxy.GetConfigPath(), hotRestartDirName)
 }
 
-// removeStaleHotRestarts removes the files of Envoys whose agent was killed.
+// removeStaleHotRestarts removes hot restart files that an earlier run left behind, because its agent was killed.
 func (e *envoySupervisor) removeStaleHotRestarts() {
 	if err := envoy.RemoveHotRestartFiles(e.hotRestartDir()); err != nil {
 		e.Logger.Warn("cannot remove hot restart files of an earlier run", "error", err)
 	}
 }
 
-// removeHotRestartDir removes the directory of all groups. It is called when the agent stops: earlier, a new group may
-// need the directory.
+// removeHotRestartDir removes the directory of all groups. It is called only when the agent stops, because a new group
+// may need the directory before.
 func (e *envoySupervisor) removeHotRestartDir() { _ = os.Remove(e.hotRestartDir()) }
 
-// options returns the hot restart options of the Envoy with epoch n, which terminates its parent after parentShutdown.
-// Like all methods, it may be called on nil.
+// options returns the hot restart options of the Envoy with restart epoch n. That Envoy terminates its parent after
+// parentShutdown. Like all methods, it may be called on nil.
 func (l *hotRestartGroup) options(n int, parentShutdown time.Duration) *envoy.HotRestart {
 	if l == nil {
 		return nil
@@ -80,7 +80,7 @@ func (l *hotRestartGroup) addMember() {
 	l.members++
 }
 
-// removeMember removes an exited Envoy from the group, and the shared files after the exit of the last one.
+// removeMember counts a member as exited. After the exit of the last member it removes the shared files.
 func (l *hotRestartGroup) removeMember() error {
 	if l == nil {
 		return nil

@@ -11,12 +11,12 @@ import (
 )
 
 const (
-	// drainCallTimeout is the timeout of the calls that start and finish the drain.
+	// drainCallTimeout is the timeout of each call to Envoy that starts the drain or closes its listeners.
 	drainCallTimeout = 2 * time.Second
-	// serveCheckTimeout is the timeout of the check whether Envoy may have clients.
+	// serveCheckTimeout is the timeout of the check whether an Envoy that is still starting has clients.
 	serveCheckTimeout = 500 * time.Millisecond
-	// maxStopAfterDrain limits the time between SIGTERM and SIGKILL for Envoy; shortenedStopTime replaces it after a
-	// second stop signal.
+	// maxStopAfterDrain limits the time between SIGTERM and SIGKILL for Envoy. After a second stop signal,
+	// shortenedStopTime is the limit instead.
 	maxStopAfterDrain = 5 * time.Second
 	shortenedStopTime = time.Second
 )
@@ -29,7 +29,7 @@ var (
 	errDeadline     = errors.New("the shutdown deadline has passed")
 )
 
-// shutdown stops one Envoy: it waits for the pre-delay, drains, waits for clients, and sends SIGTERM.
+// shutdown stops one Envoy: it waits for the pre-drain delay, drains Envoy, waits for its clients, and sends SIGTERM.
 type shutdown struct {
 	*envoySupervisor
 	instance     *envoyInstance
@@ -62,7 +62,7 @@ func (e *envoySupervisor) stop(i *envoyInstance) {
 	i.process.Stop(last)
 }
 
-// skipReason returns the reason if the drain is skipped; empty if it is not skipped.
+// skipReason returns the reason why the drain is skipped, or "" if it is not skipped.
 func (n *shutdown) skipReason() string {
 	switch {
 	case n.requests.quit.isSet():
@@ -73,8 +73,8 @@ func (n *shutdown) skipReason() string {
 	return ""
 }
 
-// drain drains Envoy and returns the reason why the drain ended. It also waits for the clients of an old Envoy that
-// a hot restart has just replaced: at SIGTERM, the new Envoy would stop the old one too.
+// drain drains Envoy and returns the reason why the drain ended. It also waits for the clients of an old Envoy that a
+// hot restart has just replaced, because the new Envoy stops the old one too when it receives SIGTERM.
 func (n *shutdown) drain(deadline context.Context) string {
 	ctx, cancel := n.drainContext(deadline)
 	defer cancel()
@@ -104,13 +104,13 @@ func (n *shutdown) drainCurrent(ctx context.Context) string {
 	}
 	if err := n.startEnvoyDrain(ctx, n.instance, false); err != nil {
 		n.Logger.Warn("Envoy did not start to drain", "error", err)
-		n.instance.setState(stateDraining) // its clients may disconnect nevertheless
+		n.instance.setState(stateDraining) // its clients may receive a request to disconnect, although the call failed
 	}
 	return n.waitDrained(ctx)
 }
 
-// drainContext returns a context that ends when the drain must end: at the deadline less the stop time, after a second
-// stop signal, or when Envoy exits.
+// drainContext returns a context that ends when the drain must end: at the deadline minus the time that is reserved for
+// Envoy's exit, after a second stop signal, or when Envoy exits.
 func (n *shutdown) drainContext(deadline context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancelTime := context.WithTimeoutCause(deadline, n.plan.Deadline-n.plan.Stop, errDeadline)
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -128,8 +128,8 @@ func (n *shutdown) drainContext(deadline context.Context) (context.Context, cont
 	return ctx, func() { cancel(nil); cancelTime() }
 }
 
-// mayHaveClients reports whether the Envoy may have clients. It returns true if Envoy's admin interface accepts
-// connections but does not respond.
+// mayHaveClients reports whether Envoy may have clients. It returns true if Envoy's admin interface accepts connections
+// but does not respond.
 func (n *shutdown) mayHaveClients(ctx context.Context) bool {
 	if state, _ := n.instance.status(); state != stateStarting {
 		return true
@@ -146,7 +146,7 @@ func (n *shutdown) mayHaveClients(ctx context.Context) bool {
 	return !seen.isZero()
 }
 
-// preDelayLeft returns the remaining pre-delay. The time since an earlier drain request is subtracted.
+// preDelayLeft returns the remaining pre-drain delay. If a drain was requested earlier, the time since then counts.
 func (n *shutdown) preDelayLeft() time.Duration {
 	if state, since := n.instance.status(); state == stateDraining {
 		return n.plan.PreDelay - time.Since(since)
@@ -169,8 +169,8 @@ func (n *shutdown) stopContext(deadline context.Context) (context.Context, conte
 	return ctx, cancel
 }
 
-// startEnvoyDrain starts Envoy's graceful drain, unless it has begun. Each response then requests its client to disconnect.
-// Envoy accepts new connections until its drain time has passed, or until it exits if stayOpen.
+// startEnvoyDrain starts Envoy's graceful drain, unless it has begun. Envoy then adds a request to disconnect to its
+// responses. Envoy accepts new connections until its drain time has passed or, with stayOpen, until it exits.
 func (e *envoySupervisor) startEnvoyDrain(ctx context.Context, i *envoyInstance, stayOpen bool) error {
 	if state, _ := i.status(); state == stateDraining {
 		return nil
@@ -184,7 +184,7 @@ func (e *envoySupervisor) startEnvoyDrain(ctx context.Context, i *envoyInstance,
 	return err
 }
 
-// closeListeners makes Envoy reject new connections. Existing ones continue.
+// closeListeners makes Envoy reject new connections. It does not affect existing connections.
 func (e *envoySupervisor) closeListeners(ctx context.Context, i *envoyInstance) error {
 	ctx, cancel := context.WithTimeout(ctx, drainCallTimeout)
 	defer cancel()

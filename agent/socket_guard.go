@@ -10,9 +10,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
-// newGuard returns the guard of a socket, which requires a secret from its clients; nil if no secret is configured.
-// Clients other than Envoy need no secret if they run as one of the listed users, or if isOtherProgram is true for
-// them.
+// newGuard returns the guard of a socket, which requires a secret from Envoy and other clients. It returns nil if no
+// secret is configured. A client needs no secret if it is not Envoy, and runs as one of the listed users or satisfies
+// isOtherProgram.
 func (a *Agent) newGuard(part string, listed uds.Users) *uds.Guard {
 	if a.bootstrap.AgentSecret == "" {
 		return nil
@@ -24,9 +24,10 @@ func (a *Agent) newGuard(part string, listed uds.Users) *uds.Guard {
 	}
 }
 
-// isOtherProgram reports whether a process runs a program other than Envoy. It is false if the program is unknown, as
-// in another PID namespace. It is also false for Envoys of other agents, whose configuration could contain this socket:
-// their program is named envoy, or is the same file as the program of the agent's Envoy.
+// isOtherProgram reports whether a process runs a program other than Envoy. It returns false if the program is unknown,
+// as for a process in another PID namespace. It also returns false for Envoys of other agents, because their
+// configuration could contain this socket. It recognizes them by a program named envoy*, or by the same program file as
+// that of the agent's Envoy.
 func (a *Agent) isOtherProgram(pid int32) bool {
 	program, err := os.Readlink(programLink(int(pid)))
 	if err != nil || strings.HasPrefix(filepath.Base(program), "envoy") {

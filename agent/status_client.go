@@ -10,7 +10,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 )
 
-// StatusClient returns an HTTP client for the agent's own status server, which may listen on a socket only.
+// StatusClient returns an HTTP client for the agent's own status server, which may listen on a unix socket instead of a
+// port.
 func (a *Agent) StatusClient(timeout time.Duration) *http.Client {
 	client := dial.LocalhostClient(timeout)
 	if socket := a.bootstrap.StatusSocket; socket != "" {

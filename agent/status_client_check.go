@@ -20,11 +20,11 @@ var (
 )
 
 // checkCaller returns an error if the client of a status port connection may not send requests or read debug pages.
-// Envoy may not: otherwise users who can configure an endpoint of the mesh could send such requests through Envoy. In a
-// pod, operators' commands run as the same user as Envoy. Envoy is therefore identified by its sockets, and by its user
-// only if its sockets are not visible.
+// Envoy is not allowed to: otherwise users who can configure an endpoint of the mesh could send such requests through
+// Envoy. In a pod, operators' commands run as the same user as Envoy. Envoy is therefore identified by its sockets, and
+// by its user only if its sockets are not visible.
 func (a *Agent) checkCaller(client, server netip.AddrPort) error {
-	a.callerLookup.Lock() // otherwise Envoy's clients could cause many lookups at a time
+	a.callerLookup.Lock() // otherwise Envoy's clients could cause many concurrent lookups
 	defer a.callerLookup.Unlock()
 	c, err := portowner.FindConnection(client, server)
 	if err != nil {
@@ -36,15 +36,15 @@ func (a *Agent) checkCaller(client, server netip.AddrPort) error {
 	if a.isEnvoySocket(c) {
 		return errFromEnvoy
 	}
-	// If Envoy closed the socket during the lookup, isEnvoySocket has not found it.
+	// isEnvoySocket misses the socket if Envoy closed it during the lookup.
 	if again, err := portowner.FindConnection(client, server); err != nil || again != c {
 		return errUnknownClient
 	}
 	return nil
 }
 
-// isEnvoySocket reports whether one of the agent's Envoys has the socket open. If the files of an Envoy are not
-// visible, it compares the user.
+// isEnvoySocket reports whether one of the agent's Envoys has opened the socket. If the agent cannot read the list of
+// an Envoy's open files, it compares the socket's user with Envoy's.
 func (a *Agent) isEnvoySocket(c portowner.Connection) bool {
 	return slices.ContainsFunc(a.listEnvoyProcesses(), func(pid int) bool {
 		open, err := c.IsOpenIn(pid)

@@ -38,7 +38,8 @@ type systemdNotifier struct {
 	lastStatus string // last status line sent
 }
 
-// newSystemdNotifier returns nil if the agent does not run under a service manager.
+// newSystemdNotifier returns a notifier for the service manager that started the agent. It returns nil if there is
+// none.
 func newSystemdNotifier(a *Agent) *systemdNotifier {
 	if sent, err := daemon.SdNotify(false, "STATUS=starting"); !sent {
 		if err != nil {
@@ -59,8 +60,8 @@ func newSystemdNotifier(a *Agent) *systemdNotifier {
 	}
 }
 
-// queryStatus sends a request to the agent's status port like any client, so that an unresponsive agent does not count
-// as alive.
+// queryStatus requests a path of the agent's own status port as any client does. An agent that does not respond there
+// is thus not reported as alive.
 func (a *Agent) queryStatus(ctx context.Context, path string) (ok bool, answer string) {
 	client := a.StatusClient(statusQueryTimeout)
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, a.StatusURL(path), nil)
@@ -76,8 +77,8 @@ func (a *Agent) queryStatus(ctx context.Context, path string) (ok bool, answer s
 	return response.StatusCode == http.StatusOK, string(text)
 }
 
-// NotifySystemd sends notifications to systemd until stop is called with the result of Run. ctx ends when the shutdown
-// begins.
+// NotifySystemd sends notifications to systemd until the caller calls stop with the result of Run. ctx ends when the
+// shutdown begins.
 func (a *Agent) NotifySystemd(ctx context.Context) (stop func(error)) {
 	s := newSystemdNotifier(a)
 	if s == nil {
@@ -113,7 +114,7 @@ func (s *systemdNotifier) run(ctx context.Context, stopping <-chan struct{}) {
 	}
 }
 
-// nextInterval returns the time until the next heartbeat.
+// nextInterval returns the time until the next heartbeat. last is the previous interval.
 func (s *systemdNotifier) nextInterval(last time.Duration, started bool) time.Duration {
 	period := statusInterval
 	if !started {
@@ -125,7 +126,8 @@ func (s *systemdNotifier) nextInterval(last time.Duration, started bool) time.Du
 	return period
 }
 
-// heartbeat checks liveness and readiness and notifies systemd. It returns whether the agent has been ready.
+// heartbeat checks liveness and readiness and notifies systemd. It returns whether the agent is ready now or was ready
+// before.
 func (s *systemdNotifier) heartbeat(ctx context.Context, ready, stopping bool) bool {
 	if s.watchdog > 0 {
 		if ok, why := s.query(ctx, "/healthz/live"); ok {
@@ -157,7 +159,7 @@ func (s *systemdNotifier) notifyStopping() {
 	s.setStatus("draining and stopping")
 }
 
-// notifyEnded sets the reason of the exit as the service's status.
+// notifyEnded sends the reason of the agent's exit to systemd as the service's status.
 func (s *systemdNotifier) notifyEnded(err error) {
 	if err == nil {
 		s.setStatus("stopped")
@@ -166,8 +168,8 @@ func (s *systemdNotifier) notifyEnded(err error) {
 	s.setStatus(termtext.ShortLine(err.Error()))
 }
 
-// setStatus sends the status line if it has changed. It must be a single line: systemd would interpret further lines as
-// other messages.
+// setStatus sends the status line if it has changed. line must not contain line breaks, because systemd would interpret
+// a second line as another message.
 func (s *systemdNotifier) setStatus(line string) {
 	if line != s.lastStatus {
 		s.lastStatus = line

@@ -16,7 +16,7 @@ import (
 
 // Upgrade modes.
 const (
-	// HotRestart: the new Envoy receives the listening sockets, and the old one drains by itself.
+	// HotRestart: the new Envoy receives the listening sockets, and the old Envoy drains by itself.
 	HotRestart = "hot-restart"
 	// HandOver: both Envoys listen on the same ports (SO_REUSEPORT), and the agent drains the old one.
 	HandOver = "hand-over"
@@ -37,8 +37,8 @@ type UpgradeRequest struct {
 	Path string `json:"path"`
 	// Way is hot-restart or hand-over. If empty, the agent prefers hot-restart.
 	Way string `json:"way,omitempty"`
-	// ReadyWithin is the maximum time until the new Envoy is ready. Keep is how long connections without a request may
-	// then stay open in the old one.
+	// ReadyWithin is the maximum time until the new Envoy is ready. Keep is how long idle connections to the old Envoy
+	// may stay open after that.
 	ReadyWithin time.Duration `json:"readyWithin,omitempty"`
 	Keep        time.Duration `json:"keep,omitempty"`
 	// Wait delays the response until the old Envoy has exited.
@@ -51,23 +51,23 @@ type UpgradeReport struct {
 	To    string        `json:"to"`
 	Way   string        `json:"way"`
 	PID   int           `json:"pid"`
-	Took  time.Duration `json:"took"`            // until the new Envoy was ready
+	Took  time.Duration `json:"took"`            // time until the new Envoy was ready
 	Until string        `json:"until,omitempty"` // why the old Envoy was stopped
 }
 
-// upgradeManager holds the state of upgrades, and runs background jobs of Envoy's supervisor.
+// upgradeManager holds the state of upgrades, and runs background jobs for the envoySupervisor.
 type upgradeManager struct {
 	results        *prometheus.CounterVec
 	adminForwarder adminForwarder
 
 	mu   sync.Mutex
-	busy string // the running upgrade; empty for none
-	// lifeCtx ends when the agent begins to stop, lateCtx when Envoy's supervisor has stopped.
+	busy string // description of the running upgrade; empty if none runs
+	// lifeCtx ends when the agent begins to stop, lateCtx when the envoySupervisor has stopped.
 	lifeCtx, lateCtx context.Context
 	closed           bool
 	jobs             sync.WaitGroup
-	launched         int              // number of started Envoys
-	writtenVariant   bootstrapVariant // variant in the bootstrap file
+	launched         int              // number of Envoys that the agent has started
+	writtenVariant   bootstrapVariant // the variant of the bootstrap that the file contains
 }
 
 // Results of upgrades.
@@ -75,7 +75,7 @@ const (
 	upgradeDone    = "done"
 	upgradeRefused = "refused"
 	upgradeBack    = "went-back"
-	upgradeLost    = "lost" // the upgrade failed, and the old Envoy was not fully restored
+	upgradeLost    = "lost" // the upgrade failed, and the agent could not fully restore the old Envoy
 )
 
 func (e *envoySupervisor) registerUpgrades() error {
@@ -105,7 +105,8 @@ func (a *Agent) refuseUpgrade(context.Context, UpgradeRequest) (UpgradeReport, e
 	return UpgradeReport{}, errors.New("this agent runs no Envoy: DISABLE_ENVOY is set")
 }
 
-// start permits upgrades until life ends. The returned function cancels the remaining jobs and waits for them.
+// start permits upgrades until life ends. The returned function cancels the background jobs that still run, and waits
+// for them.
 func (u *upgradeManager) start(life context.Context) (stop func()) {
 	late, cancel := context.WithCancel(context.WithoutCancel(life))
 	u.mu.Lock()
@@ -131,7 +132,8 @@ func (u *upgradeManager) goWhileRunning(job func()) error {
 	return nil
 }
 
-// goUntilClosed runs a job in a goroutine, also while the agent is stopping. It fails after that.
+// goUntilClosed runs a job in a goroutine, even while the agent is stopping. It fails after the envoySupervisor has
+// stopped.
 func (u *upgradeManager) goUntilClosed(job func()) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -142,7 +144,7 @@ func (u *upgradeManager) goUntilClosed(job func()) error {
 	return nil
 }
 
-// nextEpoch returns the number of Envoys started before, and counts one more.
+// nextEpoch returns the number of Envoys that the agent has started so far, and adds one to it.
 func (u *upgradeManager) nextEpoch() int {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -150,7 +152,7 @@ func (u *upgradeManager) nextEpoch() int {
 	return u.launched - 1
 }
 
-// acquire reserves the manager for one upgrade. It fails if another is running.
+// acquire reserves the manager for one upgrade. It fails if another upgrade is running.
 func (u *upgradeManager) acquire(what string) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -305,7 +307,7 @@ func (e *envoySupervisor) startIndependent(binary envoy.Binary, spareAdmin bool)
 	return e.start(l)
 }
 
-// ensureBootstrap writes the bootstrap file, unless it already contains this variant.
+// ensureBootstrap writes the bootstrap file, unless the file already contains the variant that c requires.
 func (e *envoySupervisor) ensureBootstrap(c bootstrap.Config) (file string, err error) {
 	e.upgrades.mu.Lock()
 	defer e.upgrades.mu.Unlock()
@@ -320,8 +322,8 @@ func (e *envoySupervisor) ensureBootstrap(c bootstrap.Config) (file string, err 
 	return file, err
 }
 
-// writeFirstBootstrap writes the bootstrap again if the version of the first Envoy, which was unknown before, requires
-// another variant.
+// writeFirstBootstrap writes the bootstrap again if the version of the first Envoy requires another variant. The agent
+// wrote the file before it knew this version.
 func (e *envoySupervisor) writeFirstBootstrap(binary envoy.Binary) error {
 	c := e.bootstrap
 	c.Envoy = versionNumbers(binary)
@@ -339,7 +341,7 @@ func variantOf(c bootstrap.Config) bootstrapVariant {
 	return bootstrapVariant{admin: c.AdminAddress(), knowsAllFlags: c.KnowsAllFlags()}
 }
 
-// versionNumbers returns major and minor version, on which a bootstrap depends.
+// versionNumbers returns the major and minor version, because the bootstrap depends on these only.
 func versionNumbers(b envoy.Binary) [2]int { return [2]int{b.Version.Major, b.Version.Minor} }
 
 // String returns a one-line summary.

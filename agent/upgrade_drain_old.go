@@ -13,18 +13,19 @@ const (
 	// idleTime is how long an old Envoy must have had no connection before it is stopped.
 	idleTime          = time.Second
 	drainPollInterval = 500 * time.Millisecond
-	// handshakeTime is how long the agent waits for TCP handshakes with the old Envoy that began before new connections
-	// were steered to the new one. closeTime is how long it waits for the old Envoy to close its listeners.
+	// handshakeTime is how long the agent waits after new connections are steered to the new Envoy. TCP handshakes that
+	// began with the old Envoy are then complete. closeTime is how long the agent waits for the old Envoy to close its
+	// listeners.
 	handshakeTime = time.Second
 	closeTime     = 200 * time.Millisecond
 	// oldStopTime is the time between SIGTERM and SIGKILL for an old Envoy.
 	oldStopTime = 5 * time.Second
-	// parentMargin is added to the time after which a new Envoy stops its parent by itself, so that the agent does it
-	// first.
+	// parentMargin is added to the time after which a new Envoy terminates its parent. The agent therefore stops the
+	// parent before the new Envoy would.
 	parentMargin = 10 * time.Second
 )
 
-// drainAndStopOld drains and stops the old Envoy. It returns the reason why the drain ended.
+// drainAndStopOld drains and stops the old Envoy. why is the reason for which the drain ended.
 func (t *upgradeRun) drainAndStopOld(next, old *envoyInstance) (why string) {
 	ctx, cancel := t.agentStopContext(context.Background())
 	defer cancel()
@@ -45,8 +46,8 @@ func (t *upgradeRun) drainAndStopOld(next, old *envoyInstance) (why string) {
 	return why
 }
 
-// drainOld steers new connections to the new Envoy and starts the drain of the old one. If the kernel cannot steer
-// them, connections in the accept queue may be lost when the old Envoy closes its listeners.
+// drainOld steers new connections to the new Envoy and starts the drain of the old one. If the kernel cannot steer new
+// connections, those in an accept queue of the old Envoy may be lost when it closes its listeners.
 func (t *upgradeRun) drainOld(ctx context.Context, next, old *envoyInstance) {
 	steering, err := envoy.SteerConnections(old.process, next.process)
 	defer steering.Stop()
@@ -71,8 +72,8 @@ func (t *upgradeRun) drainOld(ctx context.Context, next, old *envoyInstance) {
 	sleep(ctx, closeTime)
 }
 
-// requestOldDrain requests a drain of the old Envoy, and retries if Envoy does not respond: its active requests would
-// be cut if it were stopped without a drain. Once the agent is stopping, requestOldDrain does not retry, so that the
+// requestOldDrain requests a drain of the old Envoy, and retries if that Envoy does not respond, because a stop without
+// a drain would cut its active requests. Once the agent is stopping, requestOldDrain does not retry, so that the
 // deadline is met.
 func (t *upgradeRun) requestOldDrain(ctx context.Context, old *envoyInstance) error {
 	ctx, cancel := context.WithTimeout(ctx, t.requestTimeout())
@@ -95,8 +96,8 @@ func (t *upgradeRun) callOldDrain(ctx context.Context, old *envoyInstance, d env
 	return old.admin.DrainListeners(ctx, d)
 }
 
-// agentStopContext returns a context that ends when a stopping agent must stop its Envoys; its cause is the reason. One
-// deadline applies to all of them.
+// agentStopContext returns a context that ends when the agent, after it began to stop, must end its Envoys. Its cause
+// is the reason. One deadline applies to all Envoys.
 func (t *upgradeRun) agentStopContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
@@ -116,14 +117,15 @@ func (t *upgradeRun) agentStopContext(ctx context.Context) (context.Context, con
 	return ctx, func() { cancel(nil) }
 }
 
-// requestTimeout returns the part of the shutdown deadline that is available for active requests. After an upgrade, an
-// old Envoy has the same time for its remaining requests when its keep time has passed.
+// requestTimeout returns the part of the shutdown deadline that is available for active requests. An old Envoy has the
+// same time for its remaining requests after its keep time (--keep) has passed.
 func (t *upgradeRun) requestTimeout() time.Duration {
 	return t.Config.Shutdown.Deadline - t.Config.Shutdown.Stop
 }
 
-// waitOldDrained waits until the old Envoy may be stopped: it has no connection, has exited, or its keep time has
-// passed. It returns the reason.
+// waitOldDrained waits until the old Envoy may be stopped: it has no connection, it has exited, or its keep time has
+// passed. It returns the reason. If the agent begins to stop, the rules of the agent's shutdown apply instead of the
+// keep time.
 func (t *upgradeRun) waitOldDrained(ctx context.Context, next, old *envoyInstance) string {
 	idle, stopCounting := t.watchIdle(ctx, next, old)
 	defer stopCounting()
@@ -142,7 +144,7 @@ func (t *upgradeRun) waitOldDrained(ctx context.Context, next, old *envoyInstanc
 }
 
 // finishRequests waits for the active requests of an old Envoy whose keep time has passed. It returns "" if the agent
-// is stopping.
+// began to stop.
 func (t *upgradeRun) finishRequests(ctx context.Context, old *envoyInstance, idle <-chan struct{}) (why string) {
 	enough, stopWatching := t.watchDrained(ctx, old, config.Shutdown{})
 	defer stopWatching()
@@ -160,8 +162,8 @@ func (t *upgradeRun) finishRequests(ctx context.Context, old *envoyInstance, idl
 	}
 }
 
-// drainWhileAgentStops waits for the old Envoy's traffic while the agent is stopping, by the same rules as for the new
-// one.
+// drainWhileAgentStops waits for the old Envoy's traffic while the agent is stopping. It applies the same rules as to
+// the new Envoy.
 func (t *upgradeRun) drainWhileAgentStops(ctx context.Context, old *envoyInstance, idle <-chan struct{}) string {
 	if t.requests.skipDrain.isSet() {
 		return "the agent is stopping, and a drain was requested before"
@@ -180,8 +182,8 @@ func (t *upgradeRun) drainWhileAgentStops(ctx context.Context, old *envoyInstanc
 	return "the agent is stopping"
 }
 
-// watchDrained sends a reason when the old Envoy's drain may end by the rules of plan, although it has connections. If
-// the traffic cannot be counted, it sends nothing.
+// watchDrained sends a reason on enough when the rules of plan allow the old Envoy's drain to end, even if connections
+// are left. If the agent cannot count the traffic, it sends nothing.
 func (t *upgradeRun) watchDrained(ctx context.Context, old *envoyInstance, plan config.Shutdown) (enough <-chan string, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	found, done := make(chan string, 1), make(chan struct{})
@@ -207,7 +209,8 @@ func (t *upgradeRun) watchDrained(ctx context.Context, old *envoyInstance, plan 
 	return found, func() { cancel(); <-done }
 }
 
-// oldTrafficCounter returns a function that counts the old Envoy's traffic, and one that releases its resources.
+// oldTrafficCounter returns a function that counts the old Envoy's traffic, and a function that releases the resources
+// of the first.
 func (t *upgradeRun) oldTrafficCounter(old *envoyInstance) (look func(context.Context) (activeTraffic, error), end func()) {
 	if t.way == HandOver {
 		return func(ctx context.Context) (activeTraffic, error) { return old.countTraffic(ctx, t.ownStats) }, func() {}
@@ -246,7 +249,7 @@ func (t *upgradeRun) watchIdle(ctx context.Context, next, old *envoyInstance) (i
 		for since := time.Now(); sleep(ctx, drainPollInterval); {
 			if n, err := t.countOldClients(ctx, next, old); err != nil || n > 0 {
 				since = time.Now()
-			} else if time.Since(since) > idleTime || t.upgrades.lifeCtx.Err() != nil { // the agent is stopping: no new connections
+			} else if time.Since(since) > idleTime || t.upgrades.lifeCtx.Err() != nil { // no new connections while the agent stops
 				close(found)
 				return
 			}
@@ -263,15 +266,15 @@ func (t *upgradeRun) countOldClients(ctx context.Context, next, old *envoyInstan
 		return left.connections + left.requests, err
 	}
 	if now, err := next.process.ListenPorts(); err == nil && !hasEnded(next) {
-		maps.Copy(t.ports, now) // a stopping Envoy closes these sockets
+		maps.Copy(t.ports, now) // copied before the new Envoy exits, because an Envoy that stops closes these sockets
 	}
 	c := t.Config
 	n, err := old.process.CountClients(t.ports, uint32(c.Proxy.GetProxyAdminPort()), c.Envoy.ReadinessPort, c.Envoy.PrometheusPort)
 	return uint64(n), err
 }
 
-// absorbParentMessages prevents a hot-restarted Envoy from aborting when it sends messages to its parent, which has
-// exited.
+// absorbParentMessages receives the messages that a hot-restarted Envoy sends to its parent. The parent has exited, and
+// without a receiver Envoy would abort.
 func (t *upgradeRun) absorbParentMessages(next, old *envoyInstance) {
 	if t.way == HandOver || old.hotRestart == nil {
 		return

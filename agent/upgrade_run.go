@@ -11,8 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/envoy"
 )
 
-// upgradeRun is one upgrade. It starts a new Envoy while the old one serves, makes it the current one when it is ready,
-// and stops the old one. If the new Envoy fails, the old one continues to serve.
+// upgradeRun is one upgrade. It starts a new Envoy while the old one serves, makes the new one current when it is
+// ready, and stops the old one. If the new Envoy fails, the old one continues to serve.
 type upgradeRun struct {
 	*envoySupervisor
 	request UpgradeRequest
@@ -32,7 +32,7 @@ func (t *upgradeRun) reportSnapshot() UpgradeReport {
 	return t.report
 }
 
-// run performs the upgrade. ctx cancels it only until the new Envoy serves.
+// run performs the upgrade. The end of ctx cancels the upgrade only until the new Envoy serves.
 func (t *upgradeRun) run(ctx context.Context) error {
 	started := time.Now()
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -110,8 +110,8 @@ func (t *upgradeRun) startNew(ctx context.Context) (*envoyInstance, error) {
 	return nil, t.rollBack(err)
 }
 
-// contextWhileOldRuns returns a context that ends when the old Envoy exits. Then the agent stops, or restarts an Envoy,
-// and the upgrade would interfere with both.
+// contextWhileOldRuns returns a context that ends when the old Envoy exits. After that exit, the agent stops or
+// restarts an Envoy, and the upgrade must not interfere.
 func (t *upgradeRun) contextWhileOldRuns(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
@@ -137,12 +137,12 @@ func (t *upgradeRun) startAlongside(binary envoy.Binary) (*envoyInstance, error)
 	o := t.options(binary)
 	o.HotRestart = l.hotRestart.options(l.generation, t.keepTime()+t.requestTimeout()+parentMargin)
 	l.args = t.envoyArgs(o, binary)
-	t.old.adminLost.Store(true) // the old Envoy closes its admin listener at once
+	t.old.adminLost.Store(true) // the old Envoy closes its admin listener immediately
 	t.old.process.MarkReplaced()
 	return t.start(l)
 }
 
-// awaitReady waits until the Envoy has received its configuration from the control plane and is ready.
+// awaitReady waits until i has received its configuration from the control plane and is ready.
 func (t *upgradeRun) awaitReady(ctx context.Context, i *envoyInstance) error {
 	reason := "Envoy has not responded yet"
 	for {
@@ -164,7 +164,8 @@ func (t *upgradeRun) awaitReady(ctx context.Context, i *envoyInstance) error {
 	}
 }
 
-// checkAdminOwner returns an error if another Envoy still listens on the admin address, as during a hot restart.
+// checkAdminOwner returns an error if another Envoy than i still listens on the admin address. This happens during a
+// hot restart.
 func (t *upgradeRun) checkAdminOwner(ctx context.Context, i *envoyInstance) error {
 	if i.ownsAdmin.Load() || i.hotRestart == nil {
 		return nil
@@ -182,8 +183,8 @@ func (t *upgradeRun) checkAdminOwner(ctx context.Context, i *envoyInstance) erro
 	return nil
 }
 
-// observe waits for probationTime, and fails if the new Envoy exits. In that time, a failure does no harm, because the
-// old Envoy continues to serve all traffic.
+// observe waits for probationTime, and fails if the new Envoy exits. A failure within that time affects no traffic,
+// because the old Envoy continues to serve.
 func (t *upgradeRun) observe(ctx context.Context, i *envoyInstance) error {
 	select {
 	case <-i.process.Done():
@@ -209,8 +210,8 @@ func (t *upgradeRun) replaceUnlessEnding(next *envoyInstance) bool {
 	return true
 }
 
-// rollBack restores the old Envoy after a failed upgrade. It returns the error failure with the result of the
-// roll-back.
+// rollBack restores the old Envoy after a failed upgrade. It returns the error failure, extended by the result of the
+// rollback.
 func (t *upgradeRun) rollBack(failure error) error {
 	result := upgradeBack
 	defer func() { t.upgrades.results.WithLabelValues(result).Inc() }()
@@ -237,8 +238,8 @@ func (t *upgradeRun) rollBack(failure error) error {
 	return fmt.Errorf("%w; Envoy %s serves again", failure, t.old.binary().Version)
 }
 
-// oldHasAdmin reports whether the old Envoy still listens on the admin address: the new one may have failed before the
-// old one closed its admin listener.
+// oldHasAdmin reports whether the old Envoy still listens on the admin address. This is the case if the new Envoy
+// failed before the old one closed its admin listener.
 func (t *upgradeRun) oldHasAdmin() bool {
 	fresh := envoy.NewAdmin(t.old.admin.Address())
 	defer fresh.Close()
@@ -248,7 +249,8 @@ func (t *upgradeRun) oldHasAdmin() bool {
 	return err == nil && info.RestartEpoch == t.old.generation && info.BaseID == t.old.hotRestart.config.BaseID
 }
 
-// restartOld hot-restarts the old binary, because the old process cannot open its admin listener again.
+// restartOld starts a new process of the old version by hot restart, because the old process cannot open its admin
+// listener again.
 func (t *upgradeRun) restartOld() error {
 	t.Logger.Warn("the old Envoy lost its admin listener to the failed new one; restarting the old version", "version", t.old.binary().Version)
 	again, err := t.startAlongside(t.old.binary())
@@ -272,7 +274,7 @@ func (t *upgradeRun) restartOld() error {
 	return t.upgrades.goWhileRunning(func() { t.drainAndStopOld(again, old) })
 }
 
-// canceledContext returns an ended context, for stops without a grace period.
+// canceledContext returns a context that has ended. With it, Stop sends SIGKILL without a grace period.
 func canceledContext() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

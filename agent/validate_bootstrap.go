@@ -35,8 +35,8 @@ func checkBootstrap(ctx context.Context, c *config.Config, binary envoy.Binary, 
 }
 
 // checkBootstrapOnce validates a bootstrap that contains a user's changes, so that errors name the user's file. It does
-// not validate an unchanged bootstrap again, because validation lasts as long as Envoy's start. The secret is excluded
-// from the comparison, because it differs in each run.
+// not validate an unchanged bootstrap again, because a validation lasts as long as a start of Envoy. It ignores the
+// value of secret when it compares bootstraps, because the secret differs in each run.
 func checkBootstrapOnce(ctx context.Context, c *config.Config, binary envoy.Binary, o envoy.Options, secret string) error {
 	if c.Bootstrap.CustomFiles() == "" {
 		return nil
@@ -53,7 +53,7 @@ func checkBootstrapOnce(ctx context.Context, c *config.Config, binary envoy.Bina
 		return err
 	}
 	if markErr == nil {
-		_ = writeFileAtomic(file, []byte(mark), 0o600) // an error only causes another validation
+		_ = writeFileAtomic(file, []byte(mark), 0o600) // after a failed write, the next start only validates again
 	}
 	return nil
 }

@@ -33,7 +33,7 @@ func (a *Agent) newWasmModules() (*wasm.Modules, error) {
 	})
 }
 
-// rewriters returns the functions that change resources before Envoy receives them, by type.
+// rewriters returns, by resource type, the functions that change resources before Envoy receives them.
 func (a *Agent) rewriters() map[string]xdsproxy.Rewriter {
 	if a.wasm == nil {
 		return nil
@@ -43,7 +43,7 @@ func (a *Agent) rewriters() map[string]xdsproxy.Rewriter {
 	}}
 }
 
-// rewriteValues changes the resources in place. Resources of another type are left for Envoy to reject.
+// rewriteValues changes the resources in place. It leaves resources of another type unchanged, and Envoy rejects them.
 func rewriteValues(ctx context.Context, modules *wasm.Modules, resources []xdsproxy.Resource) error {
 	var places []int
 	var values [][]byte

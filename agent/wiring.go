@@ -8,7 +8,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
 
-// minKeepalive is gRPC's minimum ping interval. Servers close connections with more frequent pings.
+// minKeepalive is gRPC's minimum ping interval. Servers close connections whose clients send pings more often.
 const minKeepalive = 10 * time.Second
 
 func (a *Agent) newRelay() (*xdsproxy.Relay, error) {
@@ -78,7 +78,7 @@ func (a *Agent) newStatusServer(components []component, certificates *sds.Server
 	return server, nil
 }
 
-// lastGood returns the relay's storage configuration.
+// lastGood returns the relay's configuration for the storage of the last accepted configuration.
 func (a *Agent) lastGood() xdsproxy.LastGood {
 	c := a.Config.LastGood
 	return xdsproxy.LastGood{Dirs: c.Dirs, MaxBytes: c.MaxBytes}

@@ -31,7 +31,8 @@ func (a *Agent) handleXDS(relay *xdsproxy.Relay) {
 	a.control.Handle("POST /xds/tap", serveTap(relay))
 }
 
-// serveTap writes the tapped messages as one JSON object per line, until the time has passed or the client disconnects.
+// serveTap writes the tapped messages as one JSON object per line, until the requested duration has passed or the
+// client disconnects.
 func serveTap(relay *xdsproxy.Relay) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var o TapRequest
@@ -54,13 +55,14 @@ func serveTap(relay *xdsproxy.Relay) http.Handler {
 	})
 }
 
-// writeTap flushes the response header at once, so that the client knows that the tap has started.
+// writeTap writes the messages of a tap. It flushes the response header immediately, so that the client knows that the
+// tap has started.
 func writeTap(ctx context.Context, w http.ResponseWriter, tap *xdsproxy.Tap) {
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	w.WriteHeader(http.StatusOK)
 	out, lines := http.NewResponseController(w), json.NewEncoder(w)
 	lines.SetEscapeHTML(false)
-	_ = out.Flush() // the context ends if the client has disconnected
+	_ = out.Flush() // a failed flush means that the client has disconnected, which ends the context
 	_ = tap.Follow(ctx, func(l xdsproxy.TapLine) error {
 		if err := lines.Encode(l); err != nil {
 			return err
@@ -69,7 +71,7 @@ func writeTap(ctx context.Context, w http.ResponseWriter, tap *xdsproxy.Tap) {
 	})
 }
 
-// OpenTap starts a tap. The reader returns JSON objects for all messages from this moment on.
+// OpenTap starts a tap. The returned reader contains a JSON object for each message from now on.
 func (c *ControlClient) OpenTap(ctx context.Context, o TapRequest) (io.ReadCloser, error) {
 	body, err := json.Marshal(o)
 	if err != nil {

@@ -30,8 +30,8 @@ var (
 	terminalSignals = []os.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP, syscall.SIGWINCH, syscall.SIGCONT}
 )
 
-// appSupervisor runs an application with its proxy. It starts the application when the proxy is ready, and stops the
-// proxy when the application exits.
+// appSupervisor runs an application together with its proxy. It starts the application when the proxy is ready, and
+// stops the proxy when the application exits.
 type appSupervisor struct {
 	agent       *agent.Agent
 	path        string
@@ -52,7 +52,7 @@ func newAppSupervisor(a *agent.Agent, path string, argv []string, timeout time.D
 }
 
 // run runs the proxy and the application until both have exited. It returns nil if the application exited with code 0,
-// and otherwise an error with the exit code of this program.
+// and otherwise an error that contains the exit code for this program.
 func (j *appSupervisor) run(ctx context.Context) error {
 	defer signal.Stop(j.signals)
 	ctx, cancel := context.WithCancel(ctx)
@@ -101,14 +101,14 @@ func (j *appSupervisor) awaitReady(ctx context.Context) error {
 	}
 }
 
-// isStopSignal reports whether a signal requests a stop, and returns the signal's number.
+// isStopSignal reports whether a signal requests a stop. It also returns the signal's number.
 func isStopSignal(s os.Signal) (int, bool) {
 	number, ok := s.(syscall.Signal)
 	return int(number), ok && slices.Contains([]os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP}, s)
 }
 
-// supervise forwards signals until application or proxy exits, and then stops the other one. After POST /quitquitquit
-// the application continues without its proxy, with no time limit.
+// supervise forwards signals until application or proxy exits, and then stops the other one. After POST /quitquitquit,
+// the proxy stops and the application continues without it, without a time limit.
 func (j *appSupervisor) supervise() error {
 	proxy := j.proxy
 	for {
@@ -134,8 +134,8 @@ func (j *appSupervisor) supervise() error {
 
 func (j *appSupervisor) forwardSignal(s os.Signal) {
 	if s == syscall.SIGTERM {
-		// The application is about to exit. The drain moves its clients to other instances. Meanwhile the application can
-		// still send requests through the proxy.
+		// The application is about to exit. The drain makes its clients reconnect to other instances. Meanwhile the
+		// application can still send requests through the proxy.
 		go j.agent.StartDrain("the signal to stop")
 	}
 	if j.sharesGroup && slices.Contains(terminalSignals, s) {
@@ -180,8 +180,8 @@ func (j *appSupervisor) isOwnChild(pid int) bool {
 	return pid == j.agent.EnvoyPID() || pid == j.app.pid()
 }
 
-// asUnexpectedEnd returns the error for an exit of the proxy that was not requested. It returns an error even if the proxy
-// exited without one (err is nil).
+// asUnexpectedEnd returns the error for an unrequested exit of the proxy. It returns an error even if err, the result
+// of the proxy, is nil.
 func asUnexpectedEnd(err error) error {
 	var ended *agent.EnvoyEndedError
 	switch {

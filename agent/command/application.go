@@ -11,14 +11,14 @@ import (
 	"syscall"
 )
 
-// systemdVariables are the variables through which a service notifies systemd. They are removed from the application's
-// environment, because the agent sends the notifications.
+// systemdVariables are the variables with which a service finds systemd's notification socket. The application's
+// environment does not contain them, because the agent sends the notifications.
 var systemdVariables = []string{"NOTIFY_SOCKET=", "WATCHDOG_USEC=", "WATCHDOG_PID="}
 
-// application is the program that `run` runs with the proxy.
+// application is the program that the command `run` runs together with the proxy.
 type application struct {
 	cmd         *exec.Cmd
-	sharesGroup bool // whether it is in the agent's process group
+	sharesGroup bool // whether the program is in the agent's process group
 	done        chan struct{}
 }
 
@@ -35,8 +35,8 @@ func findApplication(name string) (string, error) {
 }
 
 // startApplication starts the program with the agent's stdin, stdout and stderr. The kernel sends SIGTERM to the
-// program if the agent dies. If shared, the program stays in the agent's process group, so that signals from terminal
-// keys reach both.
+// program if the agent dies. If shared is true, the program stays in the agent's process group, and both receive the
+// signals of terminal keys such as Ctrl-C.
 func startApplication(path string, argv []string, shared bool) (*application, error) {
 	a := &application{sharesGroup: shared, done: make(chan struct{})}
 	a.cmd = &exec.Cmd{
@@ -53,8 +53,8 @@ func startApplication(path string, argv []string, shared bool) (*application, er
 	return a, nil
 }
 
-// startAndWait starts the program and waits for its exit. It does both on one locked OS thread: the kernel would send the
-// parent-death signal to the program if the thread that started it exited.
+// startAndWait starts the program and waits for its exit. It does both on one locked OS thread, because the kernel also
+// sends the parent-death signal when the thread that started the program exits.
 func (a *application) startAndWait(started chan<- error) {
 	release := setPdeathsig(a.cmd, a.sharesGroup)
 	defer release()

@@ -9,8 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setPdeathsig configures cmd so that the kernel sends SIGTERM to the child when this process dies. The kernel observes the
-// calling OS thread, so the goroutine stays locked to it until release is called.
+// setPdeathsig configures cmd so that the kernel sends SIGTERM to the child when this process dies. The kernel also
+// sends the signal when the calling OS thread exits. The goroutine therefore stays locked to the thread until the
+// caller calls release.
 func setPdeathsig(cmd *exec.Cmd, shared bool) (release func()) {
 	runtime.LockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: !shared}

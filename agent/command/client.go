@@ -15,7 +15,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/agent/logging"
 )
 
-// agentQuery has the flags that all commands that query a running agent share.
+// agentQuery contains the flags that are common to all commands that query a running agent.
 type agentQuery struct {
 	configPath, format string
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/version"
 )
 
-// Commands returns the agent's commands, which both pilotfish-agent and pilotfish contain. The caller prints the errors
-// that they return, and exits with ExitCode.
+// Commands returns the agent's commands. Both pilotfish-agent and pilotfish contain them. The caller prints the errors
+// of the commands, and exits with ExitCode.
 func Commands() []*cobra.Command {
 	all := []*cobra.Command{
 		newProxyCommand(), newRunCommand(), newWaitCommand(), newRequestCommand(), newLogCommand(), newUpgradeCommand(),

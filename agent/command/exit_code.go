@@ -15,19 +15,19 @@ const (
 	exitFailed    = 1
 	exitUsage     = 2
 	exitNoEnvoy   = 127
-	exitCannotRun = 126 // `run`: the program cannot be executed; the same code as of a shell
-	exitNoProgram = 127 // `run`: the program was not found; the same code as of a shell
-	exitTimeout   = 255 // `wait` and `run`: the proxy was not ready in time; the same code as of Istio's agent
+	exitCannotRun = 126 // `run`: the program cannot be executed; shells use the same code
+	exitNoProgram = 127 // `run`: the program was not found; shells use the same code
+	exitTimeout   = 255 // `wait` and `run`: the proxy was not ready in time; Istio's agent uses the same code
 )
 
-// usageError is an error of the command line or the configuration, which the user must correct.
+// usageError reports an invalid command line or configuration, which the user must correct.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// exitCodeError is an error that also determines the exit code.
+// exitCodeError is an error with the exit code for the process.
 type exitCodeError struct {
 	error
 	code int
@@ -37,7 +37,8 @@ func (e exitCodeError) Unwrap() error { return e.error }
 
 // ExitCode returns the exit code for an error of the agent's commands. It returns 0 for nil, 2 for invalid flags or
 // configuration, and 127 if no usable Envoy was found. If Envoy exited, it returns Envoy's exit code, or 128 plus the
-// number of the signal that killed it. For all other errors it returns 1, unless the error contains an exit code.
+// number of the signal that killed it. If the error contains an exit code, it returns that code. For all other errors
+// it returns 1.
 func ExitCode(err error) int {
 	var (
 		ended    *agent.EnvoyEndedError

@@ -10,16 +10,16 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/sds"
 )
 
-// externalServerTimeout is the maximum wait for an external server on the certificate socket, and
-// externalServerPollInterval the interval between checks.
+// externalServerTimeout is the maximum wait for an external server on the certificate socket.
+// externalServerPollInterval is the interval between checks.
 const (
 	externalServerTimeout      = 10 * time.Second
 	externalServerPollInterval = 100 * time.Millisecond
 )
 
-// detectExternalServer returns which service another process serves on the certificate socket. It ignores a running
-// agent, which listens on the control socket too. If wait is set, it waits until a server is found or
-// externalServerTimeout has passed.
+// detectExternalServer detects whether another process serves the certificate socket, and which service it serves. A
+// process that also listens on the control socket is a running agent and is ignored. If wait is set, it waits until a
+// server is found or externalServerTimeout has passed.
 func detectExternalServer(socket, control string, wait bool) sds.ExternalServer {
 	for end := time.Now().Add(externalServerTimeout); ; time.Sleep(externalServerPollInterval) {
 		switch found := sds.ProbeSocket(context.Background(), socket); {

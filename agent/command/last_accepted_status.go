@@ -10,8 +10,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
 
-// printLastGood prints how old Envoy's configuration is, and which part of it is stored for a start without a control
-// plane.
+// printLastGood prints the age of the configuration that Envoy uses, and which parts of it are stored. The agent can
+// start Envoy with the stored parts if no control plane responds.
 func printLastGood(w io.Writer, g xdsproxy.LastGoodStatus) {
 	switch {
 	case g.Served:

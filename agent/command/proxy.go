@@ -54,7 +54,7 @@ func newProxyCommand() *cobra.Command {
 		Long:    proxyHelp,
 		Example: "  pilotfish-agent proxy sidecar\n  pilotfish-agent proxy router --dry-run -o yaml",
 		Args:    usageArgs(cobra.MaximumNArgs(1)),
-		// Unknown flags are accepted, because pod templates may contain flags of other versions of Istio's agent.
+		// Unknown flags are ignored, because pod templates may contain flags of other versions of Istio's agent.
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.proxy(cmd, args)
@@ -94,8 +94,8 @@ func (o *proxyOptions) addTo(f *pflag.FlagSet) {
 	addIgnoredFlag(f, "tokenManagerPlugin") // replaced by TOKEN_EXCHANGE_URL
 }
 
-// addIgnoredFlag adds a hidden flag of Istio's agent that has no effect. The flag has a value, which may be the next
-// argument.
+// addIgnoredFlag adds a hidden flag of Istio's agent that has no effect. The flag expects a value, so that the parser
+// does not read the value as an argument.
 func addIgnoredFlag(f *pflag.FlagSet, name string) {
 	f.String(name, "", "accepted and ignored")
 	_ = f.MarkHidden(name)
@@ -195,7 +195,7 @@ func runAgent(ctx context.Context, c *config.Config, logger *logging.Log, starte
 	return err
 }
 
-// unknownFlags returns the flags of a command line that are not in known.
+// unknownFlags returns the flags on a command line that the set known does not contain.
 func unknownFlags(known *pflag.FlagSet, commandLine []string) []string {
 	var unknown []string
 	for _, arg := range commandLine {
@@ -260,12 +260,13 @@ func globalAddresses(all []net.Addr) []netip.Addr {
 }
 
 const (
-	// addressTimeout is the maximum time to wait for an IP address: the network may start later than the agent.
+	// addressTimeout is the maximum time to wait for an IP address. The agent may start before the network.
 	addressTimeout  = 2 * time.Minute
 	addressInterval = 100 * time.Millisecond
 )
 
-// awaitAddress polls look until it returns an IP address or timeout has passed, and returns the last result.
+// awaitAddress calls look repeatedly until look returns an IP address or timeout has passed. It returns the last
+// result.
 func awaitAddress(ctx context.Context, log *slog.Logger, look func() ([]netip.Addr, error), timeout time.Duration) []netip.Addr {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

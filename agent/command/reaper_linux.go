@@ -11,19 +11,19 @@ import (
 	"time"
 )
 
-// minZombieAge is the minimum age of a zombie before it is reaped as orphaned. Younger zombies may be children of the agent,
-// which is about to reap them itself.
+// minZombieAge is the minimum age of a zombie before it is reaped as orphaned. Younger zombies may be children for
+// whose exit the agent itself waits.
 const minZombieAge = 2 * time.Second
 
-// reapOrphans reaps orphaned processes until ctx ends. The kernel assigns them to this process if it is the first of its
-// container. Without reaping, each exited process would occupy an entry in the process table. own reports whether the agent
-// itself waits for a process; reapOrphans does not reap these.
+// reapOrphans reaps orphaned processes until ctx ends. If this process is the first of its container, the kernel makes
+// it the parent of orphans. Without reaping, each exited orphan would occupy an entry in the process table. own reports
+// whether the agent itself waits for a process; reapOrphans does not reap such processes.
 func reapOrphans(ctx context.Context, own func(pid int) bool) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGCHLD)
 	defer signal.Stop(signals)
 	var seen map[int]bool
-	timer := time.NewTimer(minZombieAge) // a child may have exited before
+	timer := time.NewTimer(minZombieAge) // children may have exited before the first SIGCHLD was received
 	defer timer.Stop()
 	waiting := true
 	for {
@@ -44,7 +44,8 @@ func reapOrphans(ctx context.Context, own func(pid int) bool) {
 	}
 }
 
-// reapZombies reaps the zombies that are in before, the result of the previous call, and returns the other zombies.
+// reapZombies reaps the zombies in before, which the previous call returned. It returns the zombies that were not in
+// before.
 func reapZombies(before map[int]bool, own func(int) bool) map[int]bool {
 	fresh := map[int]bool{}
 	for _, pid := range zombieChildren("/proc", os.Getpid()) {
@@ -68,7 +69,7 @@ func zombieChildren(proc string, parent int) []int {
 		if err != nil {
 			continue // the process no longer exists
 		}
-		// pid (name) state ppid …; the name may contain any character, including parentheses
+		// format: pid (name) state ppid …; the name may contain any character, including parentheses
 		_, rest, _ := strings.Cut(string(text[max(0, strings.LastIndexByte(string(text), ')')):]), ") ")
 		fields := strings.Fields(rest)
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))

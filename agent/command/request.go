@@ -79,8 +79,8 @@ func newRequestCommand() *cobra.Command {
 	return c
 }
 
-// controlURL returns the URL on the control socket that serves the same content as path does on port. ok is false if the
-// control socket does not serve it.
+// controlURL returns the URL on the control socket with the same content as path on the port. ok is false if the
+// control socket does not serve that content.
 func controlURL(port int, path string) (url string, ok bool) {
 	if port == envoyAdminPort {
 		return agent.ControlBaseURL + agent.AdminPath + path, true
@@ -90,8 +90,8 @@ func controlURL(port int, path string) (url string, ok bool) {
 	return agent.ControlBaseURL + path, port == agentStatusPort && private
 }
 
-// bodyWriter returns the writer for response bodies. It escapes control characters on a terminal, and writes bodies
-// unmodified to a file or pipe.
+// bodyWriter returns the writer for response bodies. It escapes control characters if the output is a terminal. To a
+// file or pipe, it writes bodies unmodified.
 func bodyWriter(out io.Writer) io.Writer {
 	raw := termtext.Raw(out)
 	if f, ok := raw.(*os.File); ok {

@@ -41,7 +41,7 @@ func newRunCommand() *cobra.Command {
 		Long:    runHelp,
 		Example: "  pilotfish-agent run -- /app/job --once",
 		Args:    usageArgs(checkRunArgs),
-		// Unknown flags are accepted as in `proxy`, which this command replaces in pods.
+		// Unknown flags are ignored, as in `proxy`, because pods use this command in place of `proxy`.
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dash := cmd.ArgsLenAtDash()

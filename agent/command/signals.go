@@ -11,9 +11,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/agent"
 )
 
-// signals reports the signals that the agent process receives.
+// signals provides the signals that the agent process receives.
 type signals struct {
-	// ctx ends at the first SIGTERM, SIGINT or SIGHUP. hasten is closed at the second one, and drain at SIGUSR2.
+	// ctx ends at the first SIGTERM, SIGINT or SIGHUP. hasten is closed at the second of these signals, and drain at
+	// SIGUSR2.
 	ctx     context.Context
 	shorten chan struct{}
 	drain   chan struct{}
@@ -27,7 +28,9 @@ func handleSignals(parent context.Context, logger *slog.Logger) *signals {
 	incoming := make(chan os.Signal, 4)
 	signal.Notify(incoming, syscall.SIGTERM, os.Interrupt, syscall.SIGUSR2)
 	if !signal.Ignored(syscall.SIGHUP) { // nohup ignores it
-		signal.Notify(incoming, syscall.SIGHUP) // sent when the terminal is closed; by default it would terminate the process and cut requests
+		// The kernel sends SIGHUP when the terminal is closed. Without a handler, it would terminate the process and
+		// cut requests.
+		signal.Notify(incoming, syscall.SIGHUP)
 	}
 	done := make(chan struct{})
 	go func() {

@@ -54,7 +54,8 @@ func newUpgradeCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if o.Path, err = filepath.Abs(o.Path); err != nil { // the agent may have another working directory
+			// The agent's working directory may differ from that of this command.
+			if o.Path, err = filepath.Abs(o.Path); err != nil {
 				return err
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
@@ -94,7 +95,8 @@ func checkUpgradeFlags(o agent.UpgradeRequest) error {
 	return nil
 }
 
-// requestUpgrade sends the request to the agent. It sets no timeout, because the agent applies the timeouts in the request.
+// requestUpgrade sends the request to the agent. It needs no timeout, because the agent applies the time limits in the
+// request.
 func requestUpgrade(ctx context.Context, configPath string, o agent.UpgradeRequest) (agent.UpgradeReport, error) {
 	var r agent.UpgradeReport
 	err := agent.DialControl(configPath).Call(ctx, http.MethodPost, "/upgrade", o, &r)

@@ -75,7 +75,7 @@ func (w *waiter) wait(ctx context.Context) error {
 		if last == nil {
 			return nil
 		}
-		// An error that the overall timeout caused is less informative than the previous error.
+		// Ignore an error that is only due to the overall timeout. The previous error is more informative.
 		if err == nil || ctx.Err() == nil {
 			err = last
 		}

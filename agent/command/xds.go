@@ -33,8 +33,8 @@ func newXDSCommand() *cobra.Command {
 	return c
 }
 
-// newXDSQueryCommand completes a command that requests path from the running agent, and prints the response as JSON or as
-// a table.
+// newXDSQueryCommand completes the command c so that it requests path from the running agent. The command prints the
+// response as JSON or, with table, as a table.
 func newXDSQueryCommand[T any](c *cobra.Command, path string, table func(io.Writer, T)) *cobra.Command {
 	var q agentQuery
 	c.Args = usageArgs(cobra.NoArgs)
@@ -205,7 +205,7 @@ func tapPrinter(w io.Writer, format string) (func(json.RawMessage) error, error)
 	return nil, usagef("output format %q is not known; use table or json", format)
 }
 
-// timeOfDayFormat has milliseconds, so that the order of messages is visible.
+// timeOfDayFormat includes milliseconds, so that users see the order of messages.
 const timeOfDayFormat = "15:04:05.000"
 
 func printTapLine(w io.Writer, l xdsproxy.TapLine) error {

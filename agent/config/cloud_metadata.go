@@ -15,7 +15,7 @@ import (
 // CloudLocation is the location of a machine according to its cloud provider.
 type CloudLocation struct {
 	Region, Zone string
-	// Facts is the node metadata PLATFORM_METADATA. Its keys have the names that Istio uses.
+	// Facts contains the entries of PLATFORM_METADATA in the node metadata. Its keys are those that Istio uses.
 	Facts map[string]string
 }
 
@@ -28,14 +28,14 @@ const (
 	maxCloudResponse = 1 << 20
 )
 
-// Base URLs of the metadata servers, which are reachable only from machines of the cloud.
+// Base URLs of the metadata servers. Only machines of the cloud can reach them.
 const (
 	gcpMetadata       = "http://metadata.google.internal"
 	linkLocalMetadata = "http://169.254.169.254"
 )
 
-// resolveCloud reads the machine's location from the cloud's metadata server. It does so only if CLOUD_PLATFORM is set:
-// outside a cloud, the requests would time out and delay each start.
+// resolveCloud reads the machine's location from the cloud's metadata server. It does so only if CLOUD_PLATFORM is set.
+// Outside a cloud, the requests would time out and delay each start.
 func (r *resolver) resolveCloud() {
 	platform := r.env.choice("cloudPlatform", "CLOUD_PLATFORM", "none", "none", "gcp", "aws", "azure")
 	if platform == "none" || r.in.Cloud == nil || len(r.env.errs) > 0 {
@@ -66,7 +66,8 @@ func QueryCloud(platform string) (CloudLocation, error) {
 	return (&cloudService{base: base, client: cloudClient()}).locate(ctx, platform)
 }
 
-// cloudClient returns an HTTP client that ignores HTTP_PROXY and similar variables, because the metadata server is local.
+// cloudClient returns an HTTP client for metadata servers. It ignores HTTP_PROXY and similar variables, because a
+// metadata server is local to its machines.
 func cloudClient() *http.Client {
 	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, ResponseHeaderTimeout: cloudTimeout}}
 }

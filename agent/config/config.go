@@ -16,7 +16,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/status"
 )
 
-// Config is the complete configuration of the agent. Resolve creates it; nothing else reads the environment.
+// Config is the complete configuration of the agent. Resolve creates it. No other code of the agent reads the
+// environment.
 type Config struct {
 	// Identity identifies the proxy.
 	Identity Identity
@@ -30,8 +31,8 @@ type Config struct {
 	// TLSPolicy restricts the TLS versions and ciphers of the agent's connections, and of the clusters in Envoy's
 	// bootstrap.
 	TLSPolicy tlspolicy.Policy
-	// CredentialFetcher selects the source of the token with which the agent authenticates to the control plane and the
-	// CA: a file, or the cloud's metadata server.
+	// CredentialFetcher selects where the agent obtains the token that authenticates it to the control plane and the
+	// CA: from a file, or from the cloud's metadata server.
 	CredentialFetcher string
 	// MetadataServer is the host of the metadata server that issues the token.
 	MetadataServer string
@@ -47,16 +48,17 @@ type Config struct {
 	HealthCheck *HealthCheck
 	// LastGood configures the storage of the last accepted configuration.
 	LastGood LastGood
-	// Health holds the limits beyond which the agent reports the proxy as not ready or not alive.
+	// Health contains limits. If one is exceeded, the agent reports the proxy as not ready or not alive.
 	Health Health
 
-	// Bind is the IP address on which agent and Envoy open their ports. The zero value selects the default addresses.
+	// Bind is the IP address on which the agent and Envoy listen. The zero value selects the default addresses.
 	Bind netip.Addr
 	// StatusUsers selects the local users that may use the status port: AnyUser or OwnUser.
 	StatusUsers string
-	// Metrics configures the metrics of Envoy and the application that /metrics serves with the agent's own metrics.
+	// Metrics selects the metrics of Envoy and of the application that the path /metrics serves together with the
+	// agent's own.
 	Metrics Metrics
-	// Profiling enables the pprof pages of the agent on the status port, for loopback clients.
+	// Profiling enables the agent's pprof pages on the status port, for clients on loopback addresses.
 	Profiling bool
 
 	// Settings lists each value with its source, in the order of resolution.
@@ -109,8 +111,8 @@ type Envoy struct {
 	DualStack       bool
 	// CoreDump allows the kernel to write a core file when Envoy crashes.
 	CoreDump bool
-	// KeepPrivileges omits no_new_privs, so that Envoy may execute files with capabilities or a set-user-ID bit, such
-	// as sudo.
+	// KeepPrivileges lets Envoy run without no_new_privs, so that Envoy may execute files with capabilities or a
+	// set-user-ID bit, such as sudo.
 	KeepPrivileges bool
 	// IgnoreAdvisories disables the warning about an Envoy version with known vulnerabilities.
 	IgnoreAdvisories bool
@@ -119,24 +121,25 @@ type Envoy struct {
 	// AdminSocket is the path of a symbolic link to the unix socket of the running Envoy's admin interface. If it is
 	// empty, the admin interface listens on a TCP port.
 	AdminSocket string
-	// User is the user that Envoy runs as; nil is the agent's own user.
+	// User is the user as which Envoy runs; nil selects the agent's own user.
 	User *owner.Owner
 }
 
 // Bootstrap holds the bootstrap settings other than the proxy's identity and ProxyConfig.
 type Bootstrap struct {
-	// Override is the content of OverrideFile, which is merged into the bootstrap or patches it. Custom is the content of
-	// CustomFile, which replaces the bootstrap. Both are nil if the user configured no file.
+	// Override is the content of OverrideFile, which modifies the generated bootstrap by a merge or by patches. Custom
+	// is the content of CustomFile, which replaces the generated bootstrap. Both are nil if the user configured no
+	// file.
 	Override, Custom         []byte
 	OverrideFile, CustomFile string
-	// HostIP is the node's IP address, which replaces $(HOST_IP) in both files.
+	// HostIP is the node's IP address. It replaces $(HOST_IP) in both files.
 	HostIP string
 	// GRPCFile is the path to which the agent writes the bootstrap of proxyless gRPC clients. CertDir is the directory of
 	// their certificates.
 	GRPCFile, CertDir string
 	// WorkingDir is the base of relative paths.
 	WorkingDir string
-	// Env returns an environment variable for a bootstrap template.
+	// Env returns the value of an environment variable, for a bootstrap template that uses it.
 	Env func(name string) string
 	// MemoryLimit is the container's memory limit in bytes; 0 for no limit.
 	MemoryLimit uint64
@@ -144,7 +147,8 @@ type Bootstrap struct {
 	Tracing *meshv1.MeshConfig_ExtensionProvider
 }
 
-// CustomFiles names the user's files that modify the bootstrap; empty if there are none.
+// CustomFiles returns the names of the user's files that modify the bootstrap, as text for messages. It returns "" if
+// there are none.
 func (c Bootstrap) CustomFiles() string {
 	switch {
 	case c.Override != nil && c.Custom != nil:
@@ -159,24 +163,24 @@ func (c Bootstrap) CustomFiles() string {
 type Shutdown struct {
 	// Deadline is the maximum duration of the shutdown, from the stop signal to Envoy's exit.
 	Deadline time.Duration
-	// PreDelay is the time between the stop signal and the drain. The proxy reports that it is not ready, but serves
-	// normally.
+	// PreDelay is the time between the stop signal and the drain. Meanwhile the proxy reports that it is not ready, but
+	// serves normally.
 	PreDelay time.Duration
-	// Linger is how long idle connections may stay open after the drain has begun. With WhenIdle, the agent waits until
-	// the deadline for their end. It waits for active requests in both cases.
+	// Linger is how long idle connections may stay open after the drain has begun. With WhenIdle, they may stay open
+	// until the deadline. In both cases, the agent waits for active requests.
 	Linger   time.Duration
 	WhenIdle bool
-	// Minimum is the minimum duration of the drain. After it, the drain ends when no request and no connection that the
-	// agent waits for is left.
+	// Minimum is the minimum duration of the drain. After this time, the drain ends as soon as there are no requests
+	// and connections for which the agent waits.
 	Minimum time.Duration
 	// TerminationMessage is the file from which Kubernetes reads a container's termination message; empty outside a
 	// pod.
 	TerminationMessage string
-	// Stop is the part of the deadline that is reserved for Envoy's exit after SIGTERM.
+	// Stop is the part of the deadline that the agent reserves for Envoy's exit after SIGTERM.
 	Stop time.Duration
 }
 
-// AppProbes configures the probes that the kubelet sends to the agent, and the agent forwards to the application.
+// AppProbes configures the probes of the application. The kubelet sends them to the agent, and the agent forwards them.
 type AppProbes struct {
 	// Paths maps the URL path that the kubelet requests from the agent to the probe of the application.
 	Paths map[string]probe.Spec
@@ -191,8 +195,8 @@ type Setting struct {
 	Source string `json:"source" yaml:"source"`
 }
 
-// istioVersion is the Istio version that this agent reports to control planes. They derive from it which configuration
-// the proxy supports.
+// istioVersion is the Istio version that this agent reports to control planes. Control planes use it to decide which
+// configuration the proxy supports.
 const istioVersion = "1.31.0"
 
 // PeerDialTimeout is the timeout of connections to another agent's sockets.
@@ -201,13 +205,13 @@ const PeerDialTimeout = 500 * time.Millisecond
 // Values of STATUS_PORT_USERS.
 const (
 	AnyUser = "any"
-	OwnUser = "own" // the agent's user, and root
+	OwnUser = "own" // the agent's user and root may use the status port
 )
 
 // controlSocket is the name of the control socket in the directory of configPath.
 const controlSocket = "control"
 
-// Sources of settings other than flags, variables and files.
+// Sources of settings that are not flags, variables or files.
 const (
 	sourceDefault     = "default"
 	sourceProxyConfig = "environment PROXY_CONFIG"
@@ -215,7 +219,8 @@ const (
 	sourceCgroup      = "cgroup limit"
 )
 
-// Default addresses and paths of Istio's agent. BootstrapFile is the name of Envoy's bootstrap in configPath.
+// Default addresses and paths, which are those of Istio's agent. BootstrapFile is the name of Envoy's bootstrap file in
+// configPath.
 const (
 	defaultDiscovery  = "istiod.istio-system.svc:15012"
 	DefaultMeshFile   = "./etc/istio/config/mesh"
@@ -295,8 +300,8 @@ func (c *Config) BootstrapConfig() bootstrap.Config {
 	}
 }
 
-// HealthCheck configures how the agent checks the health of an application that no kubelet probes, as on a VM. It is
-// ProxyConfig's readinessProbe.
+// HealthCheck configures how the agent checks the health of an application that no kubelet probes, as on a VM. Its
+// source is ProxyConfig's readinessProbe.
 type HealthCheck struct {
 	Probe        probe.Spec
 	InitialDelay time.Duration
@@ -306,9 +311,10 @@ type HealthCheck struct {
 	SuccessThreshold, FailureThreshold int
 }
 
-// Metrics configures /metrics, which serves the agent's own metrics merged with those of Envoy and the application.
+// Metrics configures the path /metrics. It serves the agent's own metrics, merged with those of Envoy and the
+// application.
 type Metrics struct {
-	// Envoy includes Envoy's statistics.
+	// Envoy adds Envoy's statistics.
 	Envoy bool
 	// Applications are the addresses from which the application's metrics are scraped.
 	Applications []status.Application
@@ -323,8 +329,8 @@ type Metrics struct {
 	AllowReservedNames bool
 }
 
-// secretPlaceholder returns the text that a printed bootstrap contains in place of the secret with which Envoy
-// authenticates to the agent's sockets. It returns "" if Envoy sends no secret.
+// secretPlaceholder returns the text that replaces a secret in a printed bootstrap. Envoy authenticates to the agent's
+// sockets with this secret. It returns "" if Envoy sends no secret.
 func (c *Config) secretPlaceholder() string {
 	if c.ControlPlane.NoSecret || c.Envoy.Disabled {
 		return ""
@@ -337,8 +343,8 @@ func ControlPath(configPath string) string {
 	return socketPath(cmp.Or(configPath, DefaultConfigPath), controlSocket)
 }
 
-// StateOwner identifies the workload to which state on disk belongs. It contains no IP address, because a restarted
-// workload may have a different one.
+// StateOwner returns a text that identifies the workload to which state on disk belongs. It contains no IP address,
+// because a restarted workload may have a different one.
 func (i Identity) StateOwner() string {
 	return fmt.Sprintf("%s~%s.%s~%s~%s", i.Type, i.Name, i.Namespace, i.Domain, i.ClusterID)
 }

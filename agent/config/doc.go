@@ -2,6 +2,6 @@
 // annotations and flags. It records the source of each value. It reports all invalid values together, each with a
 // remedy.
 //
-// Environment variables, flags, paths and annotations have the same names as in Istio's agent. A pod that was written
-// for Istio's agent therefore runs with this agent.
+// Environment variables, flags, paths and annotations have the same names as in Istio's agent. Pods that are configured
+// for Istio's agent therefore run with this agent.
 package config

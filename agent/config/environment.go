@@ -16,11 +16,12 @@ import (
 // environment reads settings from variables and records the source of each value. It collects all errors, so that they
 // are reported together.
 type environment struct {
-	vars       map[string]string
-	settings   []Setting
-	warnings   []string
-	errs       []error
-	missingErr error // reports missing input that may appear later, so that a restart can succeed
+	vars     map[string]string
+	settings []Setting
+	warnings []string
+	errs     []error
+	// missingErr reports a missing input that may appear later, so that a restart of the agent can succeed.
+	missingErr error
 }
 
 func newEnvironment(env []string) *environment {
@@ -156,7 +157,7 @@ func (e *environment) ratio(name, variable string, fallback float64) float64 {
 	})
 }
 
-// address returns an IP address; the zero value if the variable is empty.
+// address returns the IP address in a variable; the zero value if the variable is empty.
 func (e *environment) address(name, variable string) netip.Addr {
 	const remedy = "write an IP address, such as 10.1.2.3"
 	text := e.vars[variable]
@@ -187,11 +188,11 @@ func (e *environment) withPrefix(prefix string) map[string]string {
 	return found
 }
 
-// headerName matches the allowed gRPC header names.
+// headerName matches the header names that gRPC allows.
 var headerName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9A-Za-z_.-]+$`) })
 
-// headers returns the gRPC headers that are configured by variables PREFIX<header name>. The list of settings contains
-// only the names of the headers, because their values may be secret.
+// headers returns the gRPC headers that the user configures with variables named prefix plus header name. The list of
+// settings contains only the names of the headers, because their values may be secret.
 func (e *environment) headers(prefix string) map[string]string {
 	found := e.withPrefix(prefix)
 	for _, name := range sortedKeys(found) {

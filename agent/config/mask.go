@@ -13,15 +13,15 @@ const maskedValue = "(not shown)"
 // secretName matches the names of settings with secret values.
 var secretName = regexp.MustCompile(`(?i)(token|passw(or)?d|secret|credential|api_?key|access_?key|private_?key|authorization|passphrase|cookie|signing_?key|(^|_)(pass|auth))s?$`)
 
-// isSecret reports whether a setting with this name has a secret value. Users choose the names of metadata and labels, so
-// a wider pattern applies to them.
+// isSecret reports whether the value of a setting with this name is secret. For metadata and labels, whose names users
+// choose, it applies a wider pattern.
 func isSecret(name string) bool {
 	userDefined := strings.HasPrefix(name, "metadata.") || strings.HasPrefix(name, "label ")
 	return secretName.MatchString(name) || userDefined && redact.IsSecretSetting(name)
 }
 
-// maskValue returns the value of a setting for output. It masks the whole value if the setting's name is that of a secret
-// and the value is not a file path. In other values, it redacts text that looks like a secret.
+// maskValue returns the value of a setting for output. It masks the whole value if the name indicates a secret and the
+// value is not a file path. In other values, it redacts only text that looks like a secret.
 func maskValue(name, value string) string {
 	if value == "" || !isSecret(name) || strings.HasPrefix(value, "/") || strings.HasPrefix(value, "./") {
 		return redact.Text(value)

@@ -32,7 +32,7 @@ func defaultProxyConfig() *meshv1.ProxyConfig {
 	}
 }
 
-// proxyConfigMerger merges sources of ProxyConfig in order of precedence, and records the source of each field.
+// proxyConfigMerger merges the sources of ProxyConfig in order of precedence, and records the source of each field.
 type proxyConfigMerger struct {
 	merged  *meshv1.ProxyConfig
 	sources map[protoreflect.Name]string
@@ -76,7 +76,7 @@ func (r *resolver) warnUnknownFields(source string, unknown []error) {
 	}
 }
 
-// mergeProxyConfigYAML merges a ProxyConfig in YAML over the earlier sources.
+// mergeProxyConfigYAML merges a ProxyConfig in YAML. Its values replace those of the sources that were merged before.
 func (r *resolver) mergeProxyConfigYAML(text, source string) error {
 	layer := &meshv1.ProxyConfig{}
 	doc, unknown, err := protoyaml.UnmarshalKnown(text, layer)
@@ -88,8 +88,8 @@ func (r *resolver) mergeProxyConfigYAML(text, source string) error {
 	return nil
 }
 
-// merge replaces the fields of l.merged that doc contains by those of layer, which is doc in decoded form. The entries of
-// proxyMetadata are merged individually, as in Istio, because each is a separate setting.
+// merge merges one source. The fields that doc contains replace those of l.merged; layer contains the same fields in
+// decoded form. The entries of proxyMetadata are merged individually, as in Istio, because each is a separate setting.
 func (l *proxyConfigMerger) merge(layer *meshv1.ProxyConfig, doc protoyaml.Document, source string) {
 	from, to := layer.ProtoReflect(), l.merged.ProtoReflect()
 	fields := from.Descriptor().Fields()
@@ -123,7 +123,7 @@ func (l *proxyConfigMerger) merge(layer *meshv1.ProxyConfig, doc protoyaml.Docum
 	}
 }
 
-// source returns the source of the field with this proto name.
+// source returns the source of the field with this protobuf name.
 func (l *proxyConfigMerger) source(field protoreflect.Name) string {
 	if s, ok := l.sources[field]; ok {
 		return s
@@ -131,7 +131,7 @@ func (l *proxyConfigMerger) source(field protoreflect.Name) string {
 	return sourceDefault
 }
 
-// settings returns the fields that have a value, with their YAML names and sources.
+// settings returns the fields that have a value, with their names in YAML and their sources.
 func (l *proxyConfigMerger) settings() []Setting {
 	var list []Setting
 	fields := l.merged.ProtoReflect().Descriptor().Fields()

@@ -11,7 +11,7 @@ import (
 )
 
 // readPodInfo reads labels or annotations from a file of Kubernetes' downward API. It returns nil if the file does not
-// exist, because the agent does not run in a pod.
+// exist, as outside a pod.
 func readPodInfo(file string) (map[string]string, error) {
 	b, err := regularfile.Read(file, maxConfiguration)
 	if errors.Is(err, fs.ErrNotExist) {

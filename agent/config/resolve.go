@@ -15,7 +15,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/sds"
 )
 
-// Inputs are the inputs of a configuration, other than files at fixed paths in the working directory.
+// Inputs contains everything that a configuration is resolved from, except files at fixed paths in the working
+// directory.
 type Inputs struct {
 	Flags Flags
 	// Env is the environment, as "name=value".
@@ -33,11 +34,11 @@ type Inputs struct {
 	CacheDir string
 	// WorkingDir is the base of the relative paths.
 	WorkingDir string
-	// Limits returns the cgroup limits of the process; nil for no limits.
+	// Limits returns the cgroup limits of the process; nil means no limits.
 	Limits Limits
-	// DetectExternalServer returns which service another process serves on the certificate socket; nil disables the
-	// detection. A running agent, which also listens on the control socket, is ignored. If wait is set, the function
-	// waits until a server is found or a timeout has passed.
+	// DetectExternalServer detects which service another process serves on the certificate socket. nil disables the
+	// detection. The function ignores a running agent, which also listens on the control socket. If wait is set, it
+	// waits until it finds a server or a timeout has passed.
 	DetectExternalServer func(socket, control string, wait bool) sds.ExternalServer
 	// Cloud reads the machine's location from the metadata server of a cloud platform; nil disables the query.
 	Cloud func(platform string) (CloudLocation, error)
@@ -62,7 +63,7 @@ type Flags struct {
 	Changed           map[string]bool
 }
 
-// statTimeout limits checks whether a file exists, which hang on an unreachable network file system.
+// statTimeout limits each check whether a file exists. The check hangs on an unreachable network file system.
 const statTimeout = 3 * time.Second
 
 // Resolve returns the configuration. Its sources in ascending precedence are: defaults, the mesh file, PROXY_CONFIG, the
@@ -109,7 +110,7 @@ type resolver struct {
 	mesh   *meshv1.MeshConfig
 	file   string // path of the mesh file
 	config *Config
-	fs     fstimeout.TimeoutFS // times out on a hung file system
+	fs     fstimeout.TimeoutFS // its operations fail after a timeout if the file system hangs
 }
 
 func (r *resolver) resolveProxyType() error {
@@ -172,12 +173,12 @@ func (r *resolver) readPodInfo(file string) map[string]string {
 // noStatusPort is the annotation value that disables the status port.
 const noStatusPort = "0"
 
-// statsAnnotation is the prefix of the annotations that select Envoy's statistics. Package bootstrap applies them; this
-// package only lists them as settings.
+// statsAnnotation is the prefix of the annotations that select Envoy's statistics. Package bootstrap applies these
+// annotations. This package only adds them to the list of settings.
 const statsAnnotation = "sidecar.istio.io/stats"
 
-// applyAnnotations applies the pod's annotations to ProxyConfig. Annotations for a single setting override
-// proxy.istio.io/config.
+// applyAnnotations applies the pod's annotations to ProxyConfig. Annotations that set a single value override the
+// annotation proxy.istio.io/config.
 func (r *resolver) applyAnnotations() error {
 	a := r.config.Identity.Annotations
 	for _, name := range sortedKeys(a) {

@@ -16,7 +16,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
 )
 
-// Limits returns the resource limits of this process. ok is false if there is no limit.
+// Limits returns the resource limits of this process. ok is false if a resource has no limit.
 type Limits interface {
 	MemoryLimit() (bytes uint64, ok bool)
 	CPULimit() (cores float64, ok bool)
@@ -90,7 +90,8 @@ func (r *resolver) readOverride() {
 	b.OverrideFile, b.Override = file, data
 }
 
-// readCustomBootstrap reads a complete bootstrap from the file of the first setting that is not empty.
+// readCustomBootstrap reads a complete bootstrap from a file. Several settings can specify the file; the first that is
+// not empty applies.
 func (r *resolver) readCustomBootstrap() {
 	b, p := &r.config.Bootstrap, r.config.Proxy
 	for _, setting := range []struct{ file, source string }{
@@ -124,11 +125,12 @@ func readBootstrapFile(file string) ([]byte, error) {
 	return data, nil
 }
 
-// minMemory is the minimum of PROXY_MEMORY_LIMIT. Envoy cannot run with less, so a smaller number probably lacks its unit.
+// minMemory is the minimum of PROXY_MEMORY_LIMIT. Envoy cannot run with less, and a smaller number is probably one
+// whose unit is missing.
 const minMemory = 16 << 20
 
-// resolveMemoryLimit returns the container's memory limit in bytes, from the variable or the control group; 0 for no
-// limit.
+// resolveMemoryLimit returns the container's memory limit in bytes, from the variable or the cgroup. It returns 0 if
+// there is no limit.
 func (r *resolver) resolveMemoryLimit() uint64 {
 	const setting, variable = "bootstrap.memoryLimit", "PROXY_MEMORY_LIMIT"
 	if text := r.env.vars[variable]; text != "" {
@@ -166,7 +168,7 @@ func parseBytes(text string) (uint64, error) {
 	return 0, fmt.Errorf("%q is not a number of bytes", text)
 }
 
-// resolveTracingProvider returns the mesh's default tracing provider; nil if there is none.
+// resolveTracingProvider returns the mesh's default tracing provider, or nil if there is none.
 func (r *resolver) resolveTracingProvider() *meshv1.MeshConfig_ExtensionProvider {
 	names := r.mesh.GetDefaultProviders().GetTracing()
 	if len(names) == 0 {
@@ -183,8 +185,8 @@ func (r *resolver) resolveTracingProvider() *meshv1.MeshConfig_ExtensionProvider
 	return nil
 }
 
-// setMetadataFromEnv sets the values of the provider's gRPC metadata entries that refer to environment variables. Envoy
-// cannot read the variables itself.
+// setMetadataFromEnv resolves the gRPC metadata entries of the provider whose values refer to environment variables.
+// Envoy cannot read the variables itself.
 func (r *resolver) setMetadataFromEnv(p *meshv1.MeshConfig_ExtensionProvider) {
 	for _, h := range p.GetOpentelemetry().GetGrpc().GetInitialMetadata() {
 		if value, ok := r.env.vars[h.GetEnvName()]; ok && h.GetEnvName() != "" {

@@ -17,18 +17,18 @@ import (
 
 // Certificates configures where the workload certificate comes from, and how it is requested.
 type Certificates struct {
-	// ExternalServer is the service that another process serves on Socket: SDS, which Envoy then uses directly, or a
-	// SPIFFE Workload API.
+	// ExternalServer is the service that another process serves on Socket: SDS (Envoy then uses the socket directly) or
+	// a SPIFFE Workload API.
 	ExternalServer sds.ExternalServer
 	// WorkloadAPI is the gRPC target of a SPIFFE Workload API; empty for none.
 	WorkloadAPI string
-	// Files is a directory with cert-chain.pem, key.pem and root-cert.pem, which are used instead of the CA; empty for
-	// none.
+	// Files is a directory with cert-chain.pem, key.pem and root-cert.pem. The agent uses these files instead of the
+	// CA. Empty means no such directory.
 	Files string
 
 	Address           string
 	Plaintext         bool
-	RootFile          string // SYSTEM for the system's roots
+	RootFile          string // SYSTEM selects the system's root certificates
 	ServerName        string
 	TokenFile         string // empty for none
 	CertFile, KeyFile string // client certificate; empty for none
@@ -41,7 +41,7 @@ type Certificates struct {
 	GraceJitter       float64
 	DropReplacedRoots bool
 
-	// Anchors are additional root certificates that verify peers, in PEM.
+	// Anchors contains additional root certificates for the verification of peers, in PEM.
 	Anchors []string
 	// CRLFile is the path of the file with certificate revocation lists; empty for none. The file may be missing.
 	CRLFile string
@@ -50,7 +50,7 @@ type Certificates struct {
 	// Output configures the files to which the agent writes the certificate for other programs.
 	Output   sds.Output
 	Debounce time.Duration
-	// Socket is the path of Istio's certificate socket. The agent serves it unless an external server does.
+	// Socket is the path of Istio's certificate socket. The agent listens on it unless an external server does.
 	Socket string
 }
 
@@ -65,7 +65,7 @@ const (
 	gatewayMetadata = "credential"
 )
 
-// OwnSocket returns the path of the SDS socket that the agent serves.
+// OwnSocket returns the path of the SDS socket on which the agent listens.
 func (c Certificates) OwnSocket() string {
 	if c.ExternalServer == sds.ExternalNone {
 		return c.Socket
@@ -81,7 +81,8 @@ func (c Certificates) envoySocket() string {
 	return c.OwnSocket()
 }
 
-// filesSocket returns the path of the SDS socket for secrets from files. It returns "" if that is envoySocket too.
+// filesSocket returns the path of the SDS socket for secrets from files. It returns "" if Envoy uses envoySocket for
+// them too.
 func (c Certificates) filesSocket() string {
 	if c.ExternalServer == sds.ExternalSDS {
 		return filesOnlySocket
@@ -138,7 +139,7 @@ func (r *resolver) resolveAuthority() {
 	c.DropReplacedRoots = !r.env.boolean("certificates.keepReplacedRoots", "KEEP_REPLACED_ROOTS", true)
 }
 
-// authorityRootFile returns the default of CA_ROOT_CA, as in Istio's agent.
+// authorityRootFile returns the default of CA_ROOT_CA. It is the same as that of Istio's agent.
 func (r *resolver) authorityRootFile() (file, source string) {
 	provider := r.env.vars["PILOT_CERT_PROVIDER"]
 	if dir := r.env.vars["PROV_CERT"]; dir != "" && provider != "custom" && provider != "kubernetes" {
@@ -147,8 +148,8 @@ func (r *resolver) authorityRootFile() (file, source string) {
 	return r.defaultRootFile(), r.env.variableSource("PILOT_CERT_PROVIDER")
 }
 
-// checkProvider adds an error for an unsupported CA_PROVIDER. GKE writes its certificates to files, which
-// findIdentityFiles finds.
+// checkProvider adds an error for an unsupported CA_PROVIDER. For GkeWorkloadCertificate, it only checks that GKE has
+// mounted its certificate files, which findIdentityFiles finds.
 func (r *resolver) checkProvider() {
 	switch p := r.env.text("certificates.provider", "CA_PROVIDER", citadel, sourceDefault); p {
 	case citadel:
@@ -185,8 +186,8 @@ func (r *resolver) resolveKeyType() sds.KeyType {
 	return sds.ECDSAP256
 }
 
-// resolveOutput resolves the directory and the mode of the files to which the certificate is written. In Kubernetes, all
-// users can read the files, because other containers of the pod run as different users.
+// resolveOutput resolves the directory and the file mode for the certificate files that the agent writes for other
+// programs. In Kubernetes, all users can read the files, because other containers of the pod run as different users.
 func (r *resolver) resolveOutput() {
 	dir := r.env.vars["OUTPUT_CERTS"]
 	if dir == "" {
@@ -205,8 +206,8 @@ func (r *resolver) resolveOutput() {
 	r.env.addSetting("certificates.outputMode", fmt.Sprintf("%04o", o.Mode), "KUBERNETES_SERVICE_HOST")
 }
 
-// resolveExternalServer detects an external server on the certificate socket. If WORKLOAD_IDENTITY_SOCKET_FILE names
-// another socket than the default, a server must listen on it.
+// resolveExternalServer detects an external server on the certificate socket. If WORKLOAD_IDENTITY_SOCKET_FILE names a
+// socket other than the default, it is an error if no server listens on it.
 func (r *resolver) resolveExternalServer() {
 	c := &r.config.Certificates
 	if r.in.DetectExternalServer == nil {
@@ -257,8 +258,8 @@ func (r *resolver) resolveWorkloadAPI() {
 	}
 }
 
-// findIdentityFiles returns the directory with a certificate that another program renews; empty if there is none. It
-// checks the directories that Istio's agent uses. It skips the directory to which this agent writes its own certificate.
+// findIdentityFiles returns the directory of a certificate that another program renews, or "" if there is none. It
+// checks the directories that Istio's agent checks, except the one to which this agent writes its own certificate.
 func (r *resolver) findIdentityFiles() string {
 	fileMounted, _ := strconv.ParseBool(r.env.vars["FILE_MOUNTED_CERTS"])
 	for _, dir := range []string{identityFiles, mountedFiles} {
@@ -311,7 +312,7 @@ func (r *resolver) resolveKeyProvider() *sds.KeyProvider {
 	return nil
 }
 
-// defaultSocketFile is the name of the certificate socket that the agent serves by default.
+// defaultSocketFile is the file name of the certificate socket on which the agent listens by default.
 const defaultSocketFile = "socket"
 
 func (r *resolver) resolveSocketFile() string {

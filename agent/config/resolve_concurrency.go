@@ -19,7 +19,7 @@ func (r *resolver) resolveConcurrency() {
 	r.env.addSetting("envoy.concurrency", n, source)
 }
 
-// maxThreads is the maximum of the concurrency setting. No machine has more processors.
+// maxThreads is the maximum of the concurrency setting. It exceeds the number of processors of any machine.
 const maxThreads = 1 << 14
 
 func (r *resolver) lookupConcurrency() (n int, source string) {

@@ -19,8 +19,8 @@ type ControlPlane struct {
 	// Address is a host:port, or a comma-separated list of them.
 	Address           string
 	Plaintext         bool
-	RootFile          string // SYSTEM for the system's roots
-	ServerName        string // empty for the host of each address
+	RootFile          string // SYSTEM selects the system's root certificates
+	ServerName        string // empty selects the host of each address
 	SANs              []string
 	TokenFile         string // empty for none
 	CertFile, KeyFile string // client certificate; empty for none
@@ -52,7 +52,8 @@ func (c ControlPlane) Addresses() []string {
 	return all
 }
 
-// Keys of the node metadata with the paths of the client certificate. They apply if FILE_MOUNTED_CERTS is set.
+// Keys of the node metadata that contain the paths of the client certificate's files. They apply if FILE_MOUNTED_CERTS
+// is set.
 const (
 	metadataClientCert = "TLS_CLIENT_CERT_CHAIN"
 	metadataClientKey  = "TLS_CLIENT_KEY"
@@ -89,7 +90,7 @@ func (r *resolver) resolveControlPlane() {
 	c.MaxRequest = r.resolveMaxRequest()
 }
 
-// noPolicy is the value that the list of settings shows if no TLS policy is set.
+// noPolicy is the value in the list of settings if no TLS policy is set.
 const noPolicy = "none"
 
 // resolveTLSPolicy resolves COMPLIANCE_POLICY. It ignores an unknown policy with a warning, as Istio's agent and control
@@ -147,8 +148,8 @@ func (r *resolver) controlPlaneRootFile(mounted bool) (file, source string) {
 	return r.defaultRootFile(), r.env.variableSource("PILOT_CERT_PROVIDER")
 }
 
-// isFile reports whether name is a regular file. It returns true if the file system hangs: the mount indicates that the
-// file is configured, and the code that reads the file reports the hang.
+// isFile reports whether name is a regular file. If the file system hangs, it returns true: the mount indicates that
+// the file is configured, and the code that reads the file later reports the hang.
 func (r *resolver) isFile(name string) bool {
 	info, err := r.fs.Stat(name)
 	return isHung(err) || err == nil && info.Mode().IsRegular()
@@ -156,8 +157,8 @@ func (r *resolver) isFile(name string) bool {
 
 func isHung(err error) bool { return errors.As(err, new(fstimeout.HungError)) }
 
-// resolveMaxRequest returns the value of ISTIO_GPRC_MAXRECVMSGSIZE, or 0 if it is not set. Istio's default of 4 MiB is not
-// used, because the resource names of a large mesh can be longer.
+// resolveMaxRequest returns the value of ISTIO_GPRC_MAXRECVMSGSIZE, or 0 if it is not set. It does not use Istio's
+// default of 4 MiB, because the resource names in a request of a large mesh can exceed it.
 func (r *resolver) resolveMaxRequest() int {
 	if r.env.vars["ISTIO_GPRC_MAXRECVMSGSIZE"] == "" {
 		return 0
@@ -172,7 +173,7 @@ func (r *resolver) resolveMaxRequest() int {
 		})
 }
 
-// checkAddresses checks a comma-separated list of host:port.
+// checkAddresses returns an error if list is not a comma-separated list of host:port.
 func checkAddresses(list string) error {
 	for one := range strings.SplitSeq(list, ",") {
 		if err := checkHostPort(strings.TrimSpace(one)); err != nil {
@@ -182,7 +183,7 @@ func checkAddresses(list string) error {
 	return nil
 }
 
-// commonHost returns the host of a single address; empty for a list.
+// commonHost returns the host of address, or "" if address is a list of several.
 func commonHost(address string) string {
 	if strings.Contains(address, ",") {
 		return ""

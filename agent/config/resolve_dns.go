@@ -19,15 +19,16 @@ import (
 type DNS struct {
 	// Listen is the listen address as host:port. The host localhost selects 127.0.0.1 and ::1.
 	Listen string
-	// ForwardWithoutTable forwards all queries until the control plane has sent the names of the mesh. It is required
-	// if the agent is the machine's only resolver: the agent itself could otherwise not resolve the control plane's name.
+	// ForwardWithoutTable forwards all queries until the control plane has sent the names of the mesh. It is necessary
+	// if the agent is the machine's only resolver: the agent could otherwise not resolve the control plane's name.
 	ForwardWithoutTable bool
-	// ForwardParallel sends each forwarded query to all resolvers at once. ForwardTimeout is its timeout.
+	// ForwardParallel sends each forwarded query to all resolvers at once. ForwardTimeout is the timeout of a forwarded
+	// query.
 	ForwardParallel bool
 	ForwardTimeout  time.Duration
 	// TTL is the time to live of answers for names of the mesh.
 	TTL time.Duration
-	// AllowFrom lists networks whose machines may query the server. The machine itself always may.
+	// AllowFrom lists the networks whose machines may query the server. The local machine may always query it.
 	AllowFrom []netip.Prefix
 	// ResolvConf is the path of the file with resolvers and search domains, in the format of resolv.conf.
 	ResolvConf string
@@ -38,20 +39,22 @@ type DNS struct {
 
 const (
 	defaultDNSPort = "15053"
-	// ownResolvConf is the path of the file with the machine's original resolvers, as in Istio. It exists on VMs whose
-	// /etc/resolv.conf refers to this agent.
+	// ownResolvConf is the path of the file with the machine's original resolvers, as in Istio. It exists on VMs where
+	// /etc/resolv.conf contains the address of this agent.
 	ownResolvConf = "/var/lib/istio/resolv.conf"
 	nameTableFile = "names"
 	// maxTTL is the maximum value of DNS_TTL.
 	maxTTL = 24 * time.Hour
 )
 
-// resolveDNS enables the DNS server in sidecars with DNS capture, and in all proxies with ISTIO_META_ENABLE_DNS_SERVER.
+// resolveDNS enables the DNS server: in sidecars if DNS capture is enabled, and in all proxies if
+// ISTIO_META_ENABLE_DNS_SERVER is set.
 func (r *resolver) resolveDNS() {
 	capture := r.metadataBool("dns.capture", "ISTIO_META_DNS_CAPTURE")
 	requested := r.metadataBool("dns.enabled", "ISTIO_META_ENABLE_DNS_SERVER")
 	if address := r.env.vars["DNS_PROXY_ADDR"]; address != "" {
-		r.config.Identity.Metadata["DNS_PROXY_ADDR"] = address // the control plane configures Envoy to use this resolver
+		// The control plane then configures Envoy to use this resolver.
+		r.config.Identity.Metadata["DNS_PROXY_ADDR"] = address
 	}
 	if capture && !requested && r.config.Identity.Type != bootstrap.Sidecar {
 		r.env.warn("ISTIO_META_DNS_CAPTURE=true has an effect only in sidecars; set ISTIO_META_ENABLE_DNS_SERVER=true for a %s", r.config.Identity.Type)

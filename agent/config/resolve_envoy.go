@@ -80,7 +80,7 @@ func (r *resolver) noteFlag(name, flag, value string) string {
 	return value
 }
 
-// flagSource returns the source text of a flag that is set, and the default source otherwise.
+// flagSource returns the source to record for a setting: the flag if it is set, and otherwise the default.
 func (r *resolver) flagSource(flag string) string {
 	if r.in.Flags.Changed[flag] {
 		return "flag --" + flag
@@ -88,7 +88,7 @@ func (r *resolver) flagSource(flag string) string {
 	return sourceDefault
 }
 
-// checkPorts adds errors for invalid port numbers, and for ports with the same number.
+// checkPorts adds errors for invalid port numbers and for duplicate ports.
 func (r *resolver) checkPorts() {
 	used := map[int64]string{}
 	for _, p := range []struct {
@@ -100,7 +100,7 @@ func (r *resolver) checkPorts() {
 		{"ENVOY_STATUS_PORT", int64(r.config.Envoy.ReadinessPort)},
 		{"ENVOY_PROMETHEUS_PORT", int64(r.config.Envoy.PrometheusPort)},
 	} {
-		if p.name == "statusPort" && p.port == 0 { // the status port is disabled
+		if p.name == "statusPort" && p.port == 0 { // status port 0 means that the port is disabled
 			continue
 		}
 		if p.port < 1 || p.port > math.MaxUint16 {

@@ -2,20 +2,20 @@ package config
 
 import "time"
 
-// Health holds the limits beyond which the agent reports a disconnected proxy or a hanging Envoy as unhealthy.
+// Health contains the limits after which the agent reports a disconnected proxy or an unresponsive Envoy as unhealthy.
 type Health struct {
-	// LossLimit is the maximum time without a connection to the control plane before the proxy is not ready; 0 for no
+	// LossLimit is how long the proxy may have no connection to the control plane before it is not ready; 0 for no
 	// limit.
 	LossLimit time.Duration
-	// EnvoySilence is the maximum time without a response of Envoy before the liveness check fails; 0 for no limit.
+	// EnvoySilence is how long Envoy may send no response before the liveness check fails; 0 for no limit.
 	EnvoySilence time.Duration
 }
 
-// defaultEnvoySilence is longer than a very large configuration update blocks Envoy's main thread.
+// defaultEnvoySilence is longer than the time for which a very large configuration update blocks Envoy's main thread.
 const defaultEnvoySilence = time.Minute
 
-// resolveHealth resolves the health limits. By default there is no LossLimit: Envoy continues to serve without a control
-// plane. If all proxies became unready, an outage of the control plane would become an outage of the mesh.
+// resolveHealth resolves the health limits. By default there is no LossLimit, because Envoy continues to serve without
+// a control plane. If all proxies became unready, an outage of the control plane would become an outage of the mesh.
 func (r *resolver) resolveHealth() {
 	h := &r.config.Health
 	h.LossLimit = r.env.duration("health.lossLimit", "UNREADY_AFTER_CONTROL_PLANE_LOSS", 0)

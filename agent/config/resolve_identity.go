@@ -32,7 +32,8 @@ func (r *resolver) resolveIdentity() {
 	id.ClusterID, _ = id.Metadata["CLUSTER_ID"].(string)
 }
 
-// checkNames adds errors for names with characters that are not allowed in the node ID, whose parts are joined by "~".
+// checkNames adds an error for each name with characters that the node ID must not contain. The parts of a node ID are
+// joined by "~".
 func (r *resolver) checkNames() {
 	for _, v := range []struct{ variable, value string }{
 		{"POD_NAME", r.config.Identity.Name}, {"POD_NAMESPACE", r.config.Identity.Namespace},
@@ -49,8 +50,8 @@ func (r *resolver) checkNames() {
 var ErrNoAddress = errors.New("this machine has only loopback addresses; set INSTANCE_IP to the address of the proxy")
 
 // resolveAddresses resolves the proxy's IP addresses: first INSTANCE_IP, then the machine's other addresses. If
-// INSTANCE_IP is a loopback address, it is the only one: the machine then runs several workloads, each with its own
-// loopback address.
+// INSTANCE_IP is a loopback address, it is the proxy's only address: the machine then runs several workloads, each with
+// its own loopback address.
 func (r *resolver) resolveAddresses() {
 	id := &r.config.Identity
 	instance := r.env.address("address", "INSTANCE_IP")
@@ -161,12 +162,12 @@ func (r *resolver) parseMetadataObject(variable, text string) map[string]any {
 	return object
 }
 
-// podTemplateHash is a label that differs between the ReplicaSets of one Deployment. It is omitted, so that the control
-// plane can treat their proxies as equal.
+// podTemplateHash is a label that differs between the ReplicaSets of one Deployment. The agent omits it, so that the
+// control plane can generate one configuration for the proxies of all ReplicaSets.
 const podTemplateHash = "pod-template-hash"
 
-// staticLabels is the metadata entry from which Istio's control plane reads labels that are not on the pod. Labels in the
-// entry LABELS would be replaced by the pod's labels.
+// staticLabels is the metadata entry from which Istio's control plane reads labels that are not on the pod. It would
+// replace labels in the entry LABELS by those of the pod.
 const staticLabels = "STATIC_LABELS"
 
 // resolveLabels merges the labels in ISTIO_METAJSON_LABELS with the pod's labels, which have precedence.

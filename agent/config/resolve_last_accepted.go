@@ -10,14 +10,15 @@ import (
 
 // LastGood configures the storage of the last accepted configuration. Envoy starts with it if no control plane responds.
 type LastGood struct {
-	// Dirs are the candidate directories, in order of preference. If the list is empty, nothing is stored on disk.
+	// Dirs lists the candidate directories in order of preference. If the list is empty, the agent stores nothing on
+	// disk.
 	Dirs     []string
 	MaxBytes int64
 }
 
 const (
-	// podData is the path of a volume on disk that the injector mounts. It is preferred to configPath, whose volume is
-	// in memory.
+	// podData is the path of a volume on disk that Istio's injector mounts. The agent prefers it to configPath, whose
+	// volume is in memory.
 	podData       = "/var/lib/istio/data"
 	lastGoodInDir = "last-good"
 	// noDir is the value of KEEP_CONFIGURATION_DIR that disables the storage.
@@ -43,7 +44,7 @@ func (r *resolver) resolveLastGood() {
 	}
 }
 
-// bytesParser returns a function that parses a number of bytes, and fails if it is less than minimum.
+// bytesParser returns a function that parses a number of bytes. The function fails if the number is less than minimum.
 func bytesParser(minimum int64) func(string) (int64, error) {
 	return func(s string) (int64, error) {
 		n, err := strconv.ParseInt(s, 10, 64)

@@ -43,7 +43,7 @@ type scrapeTarget struct {
 	Path string   `json:"path"`
 }
 
-// portText is a port number, which is a string or a number in JSON.
+// portText is a port number. In JSON it is a string or a number.
 type portText string
 
 // UnmarshalJSON accepts a string or a number.
@@ -60,7 +60,8 @@ func (p *portText) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// resolveMetrics resolves which metrics /metrics serves with those of the agent, and which clients may scrape them.
+// resolveMetrics resolves which metrics /metrics serves in addition to the agent's own, and which clients may scrape
+// them.
 func (r *resolver) resolveMetrics() {
 	c := &r.config.Metrics
 	c.Envoy = r.env.boolean("metrics.envoy", "PILOT_AGENT_MERGE_ENVOY_STATS", true)
@@ -99,7 +100,8 @@ func (r *resolver) resolveMetrics() {
 	}
 }
 
-// resolveOptionalPort returns a port, or 0 for none. It adds an error if another listener of the proxy has the port.
+// resolveOptionalPort returns a port, or 0 if it is not configured. It adds an error if another listener of the proxy
+// uses the port.
 func (r *resolver) resolveOptionalPort(name, variable string) uint32 {
 	port := parseVariable(r.env, name, variable, 0, "write a port from 1 to 65535, or 0 for none", func(s string) (uint32, error) {
 		return parsePortNumber(s, 0)
@@ -110,7 +112,7 @@ func (r *resolver) resolveOptionalPort(name, variable string) uint32 {
 	return port
 }
 
-// proxyPorts returns the ports on which agent and Envoy are configured to listen.
+// proxyPorts returns the ports on which the agent and Envoy are configured to listen.
 func (r *resolver) proxyPorts() []int64 {
 	ports := []int64{
 		int64(r.config.Proxy.GetProxyAdminPort()), int64(r.config.Proxy.GetStatusPort()),
@@ -157,7 +159,7 @@ func (t *scrapeTarget) complete() error {
 	if err != nil {
 		return fmt.Errorf("port %q: write a port from 1 to 65535", t.Port)
 	}
-	t.Port = portText(strconv.Itoa(int(port))) // normalises 08080 to 8080
+	t.Port = portText(strconv.Itoa(int(port))) // normalizes 08080 to 8080
 	switch {
 	case t.Path == "":
 		t.Path = defaultMetricsPath

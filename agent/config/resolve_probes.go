@@ -25,7 +25,7 @@ const (
 )
 
 // appProber is one probe in the JSON of Istio's injector, with the field names of Kubernetes. It has no headers and no
-// host: the kubelet sends the headers to the agent, and the host is always the pod.
+// host: the agent forwards the headers that the kubelet sends, and the host is always the pod.
 type appProber struct {
 	HTTPGet *struct {
 		Path        string          `json:"path"`
@@ -102,7 +102,7 @@ func timeoutText(d time.Duration) string {
 	return d.String()
 }
 
-// checkNotSelf returns an error for a probe whose target is the agent. It results from injecting a pod twice.
+// checkNotSelf returns an error if the target of a probe is the agent itself. This happens if a pod is injected twice.
 func (r *resolver) checkNotSelf(s probe.Spec) error {
 	if s.HTTP != nil && int32(s.HTTP.Port) == r.config.Proxy.GetStatusPort() && appProbePath().MatchString(s.HTTP.Path) {
 		return fmt.Errorf("port %d and path %s belong to the agent: the pod was injected twice; deploy the original manifest", s.HTTP.Port, s.HTTP.Path)
@@ -131,7 +131,8 @@ func parseAppProbers(text string) (probers map[string]*appProber, unknown, err e
 	return probers, decodeOne(text, &strict, true), nil
 }
 
-// decodeOne decodes a JSON value, and fails if other data follows it. strict rejects unknown fields.
+// decodeOne decodes a JSON value. It fails if other data follows the value, or if strict is true and a field is
+// unknown.
 func decodeOne(text string, into any, strict bool) error {
 	d := json.NewDecoder(strings.NewReader(text))
 	if strict {
@@ -146,7 +147,7 @@ func decodeOne(text string, into any, strict bool) error {
 	return nil
 }
 
-// spec returns the probe for a host.
+// spec returns the probe's specification for a host.
 func (p *appProber) spec(host string) (s probe.Spec, err error) {
 	s.Timeout = time.Duration(p.TimeoutSeconds) * time.Second
 	if s.Timeout < 0 {
@@ -189,7 +190,7 @@ func isHTTPS(scheme string) (bool, error) {
 	return false, fmt.Errorf("scheme: %q: write HTTP or HTTPS", scheme)
 }
 
-// readPort parses a port number. Port names are not supported, because the injector replaces them by numbers.
+// readPort parses a port number. It does not support port names, because the injector replaces them by numbers.
 func readPort(raw json.RawMessage, port *uint16) error {
 	if err := json.Unmarshal(raw, port); err != nil || *port == 0 || bytes.Equal(raw, []byte("null")) {
 		return fmt.Errorf("port: %s: write a number from 1 to 65535", string(raw))

@@ -19,7 +19,8 @@ const (
 	defaultProbeTimeout = 1
 )
 
-// resolveHealthCheck resolves ProxyConfig's readinessProbe, with which the agent checks an application on a VM.
+// resolveHealthCheck resolves ProxyConfig's readinessProbe. The agent uses it to check the health of an application on
+// a VM.
 func (r *resolver) resolveHealthCheck() {
 	p := r.config.Proxy.GetReadinessProbe()
 	if p == nil {
@@ -39,7 +40,7 @@ func (r *resolver) resolveHealthCheck() {
 	r.env.addSetting("healthCheck", fmt.Sprintf("%s within %s every %s", c.Probe, c.Probe.Timeout, c.Period), source)
 }
 
-// defaultApplicationHost returns the host of probes that do not specify one: the node metadata APP_ADDRESS, or localhost.
+// defaultApplicationHost returns the host for probes that specify none: APP_ADDRESS of the node metadata, or localhost.
 func (r *resolver) defaultApplicationHost() string {
 	address, _ := r.config.Identity.Metadata["APP_ADDRESS"].(string)
 	return cmp.Or(address, "localhost")

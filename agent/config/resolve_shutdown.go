@@ -8,16 +8,17 @@ import (
 const (
 	// defaultGracePeriod is Kubernetes' default termination grace period.
 	defaultGracePeriod = 30 * time.Second
-	// maxGraceMargin is the maximum time between the agent's deadline and the end of the grace period, when the kubelet
-	// sends SIGKILL.
+	// maxGraceMargin is the maximum time between the agent's deadline and the end of the grace period. At its end, the
+	// kubelet sends SIGKILL.
 	maxGraceMargin = 2 * time.Second
-	// maxStopTime is the maximum part of the deadline that is reserved for Envoy's exit. Envoy usually exits within 0.1 s.
+	// maxStopTime is the maximum part of the deadline that the agent reserves for Envoy's exit. Envoy usually exits
+	// within 0.1 s.
 	maxStopTime = 2 * time.Second
-	// kubernetesPreDelay is the default of PRE_DRAIN_DELAY in a pod: the usual time until all clients know that the pod is
-	// terminating.
+	// kubernetesPreDelay is the default of PRE_DRAIN_DELAY in a pod: the usual time until all clients have removed the
+	// terminating pod from their endpoints.
 	kubernetesPreDelay = 3 * time.Second
-	// maxIdleWait limits the wait for the last connection if EXIT_ON_ZERO_ACTIVE_CONNECTIONS is set and
-	// TERMINATION_GRACE_PERIOD is not. It is long, because the agent cannot read the pod's grace period.
+	// maxIdleWait limits the wait for the last connection if EXIT_ON_ZERO_ACTIVE_CONNECTIONS is set but
+	// TERMINATION_GRACE_PERIOD is not. It is long, because the agent cannot determine the pod's grace period.
 	maxIdleWait = time.Hour
 )
 
@@ -56,8 +57,9 @@ func (r *resolver) resolvePreDelay(inPod bool) {
 	r.config.Shutdown.PreDelay = r.env.duration("shutdown.preDelay", "PRE_DRAIN_DELAY", otherwise)
 }
 
-// resolveMinimumDrain resolves the minimum duration of the drain. A terminating application may need its proxy for later
-// requests, even if no connection is open. In a pod, the proxy therefore runs at least as long as Istio's.
+// resolveMinimumDrain resolves the minimum duration of the drain. A terminating application may send requests through
+// its proxy later, even if no connection is open now. In a pod, the drain therefore lasts at least as long as in
+// Istio's agent.
 func (r *resolver) resolveMinimumDrain(inPod bool) {
 	s := &r.config.Shutdown
 	switch {
@@ -72,7 +74,7 @@ func (r *resolver) resolveMinimumDrain(inPod bool) {
 }
 
 // resolveDeadline extends the deadline so that all phases of the shutdown fit. If the grace period is set, it does not
-// extend the deadline, and warns that the phases will be cut.
+// extend the deadline, but warns that the deadline will cut the phases.
 func (r *resolver) resolveDeadline(isGraceSet bool) {
 	s := &r.config.Shutdown
 	source := "TERMINATION_GRACE_PERIOD, less a margin"

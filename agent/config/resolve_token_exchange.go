@@ -16,13 +16,14 @@ import (
 type TokenExchange struct {
 	// Address is the listen address as host:port, on loopback.
 	Address string
-	// URL is the RFC 8693 endpoint that exchanges the tokens, or googleExchange.
+	// URL is the RFC 8693 endpoint that exchanges the tokens, or the constant googleExchange.
 	URL string
 	// RootFile contains the root certificates that verify the endpoint; SYSTEM selects the system's roots.
 	RootFile string
 	// ClientID and ClientSecretFile authenticate the agent to the endpoint; empty for no authentication.
 	ClientID, ClientSecretFile string
-	// GoogleAudience is the workload identity provider, and GoogleAccount the service account, for googleExchange.
+	// GoogleAudience is the workload identity provider and GoogleAccount the service account. Both apply only to
+	// googleExchange.
 	GoogleAudience, GoogleAccount string
 	// Issuers and Audiences are the accepted issuers and audiences of the tokens that the application exchanges.
 	Issuers, Audiences []string
@@ -36,8 +37,8 @@ const googleExchange = "google"
 // defaultTokenPort is the port of the token exchange in Istio's documentation.
 const defaultTokenPort = 15463
 
-// resolveTokenExchange enables token exchange if TOKEN_EXCHANGE_URL is set. --stsPort alone does not enable it, because
-// pods of old Istio versions have that flag.
+// resolveTokenExchange enables token exchange if TOKEN_EXCHANGE_URL is set. The flag --stsPort alone does not enable
+// it, because old pod templates of Istio contain that flag.
 func (r *resolver) resolveTokenExchange() {
 	flag := r.in.Flags.Changed["stsPort"]
 	port := r.in.Flags.TokenPort
@@ -81,7 +82,7 @@ func (r *resolver) resolveTokenExchange() {
 	r.config.TokenExchange = c
 }
 
-// loopbackHost returns the loopback address on which the agent serves ports for processes of this machine only.
+// loopbackHost returns the loopback address for ports that only processes of this machine may use.
 func (r *resolver) loopbackHost() string {
 	if r.config.Bind.IsLoopback() {
 		return r.config.Bind.String()

@@ -8,8 +8,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
-// unsupported lists variables of Istio's agent that this agent cannot support. Other values than accepted cause a warning
-// with the reason.
+// unsupported lists variables of Istio's agent that this agent cannot support. A value that is not in accepted causes a
+// warning with the reason.
 var unsupported = map[string]struct {
 	accepted string
 	reason   string
@@ -79,13 +79,15 @@ func isIstioVariable(name string) bool { return slices.Contains(istioVariables, 
 // knownPrefixes are the prefixes of variables with arbitrary names.
 var knownPrefixes = []string{"ISTIO_META_", "ISTIO_METAJSON_", "XDS_HEADER_", "CA_HEADER_"}
 
-// agentPrefixes are the prefixes of variables for Istio's agent. An unknown variable with such a prefix causes a warning.
+// agentPrefixes are the prefixes of the names of Istio's agent's variables. An unknown variable with such a prefix
+// causes a warning.
 var agentPrefixes = []string{"ISTIO_", "PILOT_"}
 
-// serviceLink matches the variables that Kubernetes sets in each pod for the Services of its namespace.
+// serviceLink matches the variables that Kubernetes sets in each pod for the Services of the pod's namespace.
 var serviceLink = regexp.MustCompile(`_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?$`)
 
-// warnIneffective adds warnings for variables without an effect: unsupported ones, and names that look like typos.
+// warnIneffective adds a warning for each variable without an effect: an unsupported variable, or a name that looks
+// like a typo.
 func (r *resolver) warnIneffective() {
 	for _, name := range sortedKeys(unsupported) {
 		if value := r.env.vars[name]; value != "" && value != unsupported[name].accepted {
@@ -106,8 +108,8 @@ func (r *resolver) warnIneffective() {
 	}
 }
 
-// similarNames returns the known names of which name may be a misspelling. It is a fast filter before the slower full
-// comparison: pods may have a thousand variables, and comparing all of them would delay each start.
+// similarNames returns the known names of which name may be a misspelling. It filters quickly before a slower
+// comparison: pods may have a thousand variables, and the slower comparison of all of them would delay each start.
 func similarNames(name string, known []string) []string {
 	maxTypos := MaxTypos(name)
 	var found []string
@@ -127,8 +129,8 @@ func hasAnyPrefix(name string, prefixes []string) bool {
 	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(name, p) })
 }
 
-// MaxTypos returns the maximum number of letters in which a misspelt name differs from the intended one. It is 0 for
-// short names, because short names of other programs are similar by chance.
+// MaxTypos returns the maximum number of letters in which a misspelt name differs from the intended one. For short
+// names it is 0, because short names of other programs' variables can be similar by chance.
 func MaxTypos(name string) int {
 	switch {
 	case len(name) < 8:

@@ -15,18 +15,19 @@ type Wasm struct {
 	Expiry, PurgeInterval, Timeout time.Duration
 	// Retries is the number of retries after a failed fetch.
 	Retries int
-	// RetryInterval is the time before the agent fetches a failed module again. It doubles with each further failure.
+	// RetryInterval is the time before the agent fetches a module again whose fetch failed. It doubles after each
+	// further failure.
 	RetryInterval time.Duration
 	// MaxSize is the maximum size of a module in bytes.
 	MaxSize int64
-	// Insecure lists hosts whose certificates are not verified.
+	// Insecure lists the hosts whose certificates the agent does not verify.
 	Insecure []string
-	// Blocked lists networks to which the agent does not connect for modules.
+	// Blocked lists the networks from which the agent does not fetch modules.
 	Blocked []netip.Prefix
 }
 
 const (
-	// istioWasmDir is the module directory of Istio's agent. If it is not writable, the agent uses ownWasmDir in
+	// istioWasmDir is the module directory of Istio's agent. If the agent cannot write to it, it uses ownWasmDir in
 	// configPath instead.
 	istioWasmDir   = "/var/lib/istio/data"
 	ownWasmDir     = "wasm"

@@ -11,8 +11,8 @@ import (
 // envoyLevelNames are the log levels of Envoy's admin interface.
 var envoyLevelNames = []string{"trace", "debug", "info", "warning", "error", "critical", "off"}
 
-// EnvoyLevels are log levels of Envoy. The level all, if not empty, applies to all components except those in
-// components.
+// EnvoyLevels contains log levels of Envoy. The level all, if it is not empty, applies to all components that
+// components does not list.
 type EnvoyLevels struct {
 	all        string
 	components map[string]string
@@ -45,7 +45,8 @@ func ParseEnvoyLevels(flag, text string) (EnvoyLevels, error) {
 	return l, nil
 }
 
-// merge returns the levels with change applied. A level for all components replaces all component levels.
+// merge returns the levels after the change. If the change contains a level for all components, it replaces all
+// component levels.
 func (l EnvoyLevels) merge(change EnvoyLevels) EnvoyLevels {
 	merged := EnvoyLevels{all: l.all, components: maps.Clone(l.components)}
 	if change.all != "" {
@@ -58,7 +59,7 @@ func (l EnvoyLevels) merge(change EnvoyLevels) EnvoyLevels {
 	return merged
 }
 
-// adminLevels returns the arguments of the SetLogLevel calls that apply the levels, one for each call.
+// adminLevels returns the arguments for the calls of SetLogLevel that set these levels. Each element is one call.
 func (l EnvoyLevels) adminLevels() []string {
 	var calls []string
 	if l.all != "" {
@@ -81,8 +82,8 @@ func (l EnvoyLevels) componentList() string {
 // String returns the levels in the syntax of --proxyLogLevel.
 func (l EnvoyLevels) String() string { return strings.Join(l.adminLevels(), ",") }
 
-// summarizeLevels returns the shortest equivalent of levels by component: the most frequent level for all, and the
-// components with another level.
+// summarizeLevels returns the shortest equivalent of levels by component. Its level for all components is the most
+// frequent level, and it lists only components with another level.
 func summarizeLevels(levels map[string]string) EnvoyLevels {
 	count := map[string]int{}
 	for _, level := range levels {

@@ -6,8 +6,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/redact"
 )
 
-// EnvoyRedactor redacts secrets in the output of one Envoy: in log messages, which may have several lines, and in
-// the headers that Envoy logs at level debug. In access log lines, which may be on the same stream, it redacts private
+// EnvoyRedactor redacts secrets in the output of one Envoy: in log messages, which may have several lines, and in the
+// headers that Envoy logs at level debug. The output may also contain access log lines, in which it redacts private
 // keys only.
 type EnvoyRedactor struct {
 	lines     redact.Lines
@@ -24,14 +24,14 @@ func (w *EnvoyRedactor) RedactLine(line string) (text string, ok bool) {
 	if at < 0 {
 		return w.redactContinuation(line), true
 	}
-	if at > 0 { // access log entries may be split anywhere
+	if at > 0 { // an access log entry may end anywhere in the line
 		text = w.redactContinuation(line[:at])
 	}
 	w.inMessage = true
 	return text + w.lines.Begin(line[at:]), true
 }
 
-// redactContinuation redacts text that does not begin an Envoy log message.
+// redactContinuation redacts a line, or part of a line, that does not begin an Envoy log message.
 func (w *EnvoyRedactor) redactContinuation(line string) string {
 	if name, _, ok := headerLine(line); ok {
 		if redact.IsSecret(name) {
@@ -55,15 +55,15 @@ func headerLine(line string) (name, value string, ok bool) {
 	return name, value, ok
 }
 
-// Start of a log message in Envoy's default format and in that of --log_as_json. A space separates date and time,
-// unlike the T in access logs.
+// The start of a log message, in Envoy's default format and in the format of --log_as_json. Between date and time there
+// is a space here, but a T in access logs.
 const (
 	textStart = "[2000-01-02 15:04:05.678]["
 	jsonStart = `{"level":"`
 )
 
-// findEnvoyMessage returns the index at which an Envoy log message begins in a line; -1 if none does. The index is
-// above 0 only after an unfinished access log entry.
+// findEnvoyMessage returns the index at which an Envoy log message begins in a line, or -1 if none begins there. The
+// index is above 0 only after an unfinished access log entry.
 func findEnvoyMessage(line string) int {
 	if strings.HasPrefix(line, jsonStart) {
 		return 0

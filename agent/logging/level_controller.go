@@ -13,14 +13,14 @@ import (
 )
 
 const (
-	// envoyLogTimeout is the maximum wait for an Envoy that does not respond, for example during its start.
+	// envoyLogTimeout is the maximum wait for an unresponsive Envoy, for example during Envoy's start.
 	envoyLogTimeout      = 3 * time.Second
 	envoyLogPollInterval = 100 * time.Millisecond
-	// minResetRetry is the first delay before a failed reset is retried. It doubles with each of at most
+	// minResetRetry is the delay before the first retry of a failed reset. It doubles with each of at most
 	// maxResetRetries retries.
 	minResetRetry   = time.Second
 	maxResetRetries = 8
-	// maxLogChange is the maximum duration of changed levels.
+	// maxLogChange is the maximum time for which a request may change levels.
 	maxLogChange = 7 * 24 * time.Hour
 )
 
@@ -38,11 +38,12 @@ func (e unavailableError) Unwrap() error { return e.error }
 // HTTPStatus returns the status of the response to the client that requested the change.
 func (unavailableError) HTTPStatus() int { return http.StatusServiceUnavailable }
 
-// LevelRequest changes log levels for some time. An empty request only reads them.
+// LevelRequest changes log levels for a limited or unlimited time. An empty request changes nothing and returns the
+// levels.
 type LevelRequest struct {
 	Agent string        `json:"agent,omitempty"` // syntax of --log_output_level
 	Envoy string        `json:"envoy,omitempty"` // syntax of --proxyLogLevel
-	For   time.Duration `json:"for,omitempty"`   // 0: until the agent ends
+	For   time.Duration `json:"for,omitempty"`   // 0: until the agent exits
 	Reset bool          `json:"reset,omitempty"` // restore the initial levels
 }
 
@@ -57,10 +58,10 @@ type LevelReport struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-// LevelController changes the log levels of agent and Envoy at run time, and resets them after some time. One
-// goroutine handles all requests in order.
+// LevelController changes the log levels of the agent and Envoy at run time, and resets them after the requested time.
+// One goroutine processes all requests in order.
 type LevelController struct {
-	log    *Log // nil: the agent's own levels are fixed
+	log    *Log // if nil, the agent's own levels cannot be changed
 	logger *slog.Logger
 	envoy  func() EnvoyLog // returns nil while no Envoy runs
 	start  EnvoyLevels
@@ -82,7 +83,8 @@ func NewLevelController(log *Log, logger *slog.Logger, start EnvoyLevels, envoy 
 		requests: make(chan func(context.Context)), timer: timer}
 }
 
-// StartLevels returns the levels with which to start an Envoy: the override if there is one, otherwise the arguments.
+// StartLevels returns the levels with which to start an Envoy: the override if there is one, otherwise level and
+// components.
 func (l *LevelController) StartLevels(level, components string) (string, string) {
 	if wanted := l.override.Load(); wanted != nil {
 		return wanted.String(), ""
@@ -200,7 +202,7 @@ func (l *LevelController) changeEnvoy(ctx context.Context, text string) error {
 	if wanted := l.override.Load(); wanted != nil {
 		from = *wanted
 	}
-	// The override is stored before the call, so that an Envoy that starts meanwhile uses the levels too.
+	// Store the override before the call, so that an Envoy that starts meanwhile uses the new levels too.
 	wanted := from.merge(change)
 	l.override.Store(&wanted)
 	return l.setEnvoyLevels(ctx, change)

@@ -16,7 +16,7 @@ import (
 // levelNone is above the level of all messages, so that none is logged.
 const levelNone = slog.Level(100)
 
-// levelNames maps Istio's level names. The agent logs no fatal messages, so fatal means error.
+// levelNames maps Istio's level names to levels. The agent logs no fatal messages, so "fatal" selects error.
 var levelNames = map[string]slog.Level{
 	"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "warning": slog.LevelWarn,
 	"error": slog.LevelError, "fatal": slog.LevelError, "none": levelNone,
@@ -45,7 +45,8 @@ func (s levelSet) levelFor(part string) slog.Level {
 	return s.all
 }
 
-// merge returns the levels with change applied. A level for all components replaces all component levels.
+// merge returns the levels after the change. If all is true, the change has a level for all components, and it replaces
+// all component levels.
 func (s levelSet) merge(change levelSet, all bool) levelSet {
 	merged := levelSet{all: s.all, components: maps.Clone(s.components)}
 	if all {
@@ -110,7 +111,7 @@ func componentForScope(scope string) string {
 	return scope
 }
 
-// orDidYouMean returns a spelling suggestion for an unknown name, or "".
+// orDidYouMean returns a spelling suggestion for an unknown name, or "" if no name in among is similar.
 func orDidYouMean(name string, among []string) string {
 	if n := suggest.Name(name, among); n != "" {
 		return fmt.Sprintf(" (did you mean %s?)", n)
@@ -141,7 +142,7 @@ func (l *Log) hasComponent(part string) bool {
 	return l.components[part]
 }
 
-// logHandler drops messages below the component's level, and adds caller and stack as configured.
+// logHandler drops messages below the component's level, and adds caller and stack if that is configured.
 type logHandler struct {
 	slog.Handler
 	log       *Log
@@ -180,7 +181,6 @@ func (h *logHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return &logHandler{Handler: h.Handler.WithAttrs(attrs), log: h.log, component: part}
 }
 
-// WithGroup returns a handler with an open group.
 func (h *logHandler) WithGroup(name string) slog.Handler {
 	return &logHandler{Handler: h.Handler.WithGroup(name), log: h.log, component: h.component}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Options are the values of the agent's log flags, which are the same as those of Istio's agent.
+// Options are the values of the agent's log flags. Istio's agent has the same flags.
 type Options struct {
 	// JSON selects JSON instead of text.
 	JSON    bool
@@ -20,7 +20,7 @@ type Options struct {
 	targets []string
 }
 
-// AddTo adds the flags to a set.
+// AddTo adds the flags to f.
 func (o *Options) AddTo(f *pflag.FlagSet) {
 	f.BoolVar(&o.JSON, "log_as_json", false, "log in JSON")
 	f.StringVar(&o.level, "log_output_level", "default:info",
@@ -32,7 +32,7 @@ func (o *Options) AddTo(f *pflag.FlagSet) {
 	_ = f.MarkHidden("vklog")
 }
 
-// AddHiddenFlags adds the flags that every command of Istio's agent accepts. They are not listed in the help, because they
+// AddHiddenFlags adds the flags that every command of Istio's agent accepts. The help does not list them, because they
 // have no effect in commands without a log.
 func AddHiddenFlags(f *pflag.FlagSet) {
 	hidden := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -88,14 +88,15 @@ type Log struct {
 	callers func(part string) bool
 
 	mu         sync.Mutex
-	components map[string]bool // names of the existing loggers
+	components map[string]bool // names of the components that have a logger
 }
 
-// Reopen reopens the log files by name, for log rotation. If a file cannot be reopened, the old one stays in use.
+// Reopen reopens the log files by name, for log rotation. If a file cannot be reopened, the log continues to use the
+// old one.
 func (l *Log) Reopen() error { return l.target.reopen() }
 
-// WriteEnvoyLine writes a line of Envoy's output. It does not block if stderr stalls, because Envoy would block on its
-// output too.
+// WriteEnvoyLine writes a line of Envoy's output. It does not block if stderr blocks, because Envoy would then block
+// when it writes output.
 func (l *Log) WriteEnvoyLine(line string) { _, _ = io.WriteString(l.stderr, line+"\n") }
 
 // Close closes the log files. Later messages are lost.

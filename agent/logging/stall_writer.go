@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// stallTimeout is the write duration after which the reader counts as stalled.
+// stallTimeout is the duration of a write after which the reader of the output counts as stalled.
 const stallTimeout = time.Second
 
 // errStalled reports that the reader of the output is stalled.
 var errStalled = errors.New("the reader of the output is stalled")
 
 // stallWriter writes to a target that may block, such as a pipe whose reader hangs. While the target blocks, it drops
-// messages. An agent with a stalled log reader therefore continues to run, and can drain and stop.
+// messages. An agent therefore continues to run, and can drain and stop, even if its log reader hangs.
 type stallWriter struct {
 	to      io.Writer
 	timeout time.Duration
@@ -28,7 +28,7 @@ func newStallWriter(to io.Writer) *stallWriter {
 	return &stallWriter{to: to, timeout: stallTimeout}
 }
 
-// Write writes b completely, or drops it.
+// Write writes b completely or drops it.
 func (p *stallWriter) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

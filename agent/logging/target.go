@@ -29,7 +29,7 @@ func openTarget(names []string, stdout, stderr io.Writer) (*logTarget, error) {
 	for _, name := range names {
 		switch name = strings.TrimSpace(name); name {
 		case "":
-		case targetStdout, "/dev/stdout": // under systemd these are sockets, which cannot be opened
+		case targetStdout, "/dev/stdout": // under systemd, stdout and stderr are sockets, which cannot be opened by path
 			t.streams = append(t.streams, stdout)
 		case targetStderr, "/dev/stderr":
 			t.streams = append(t.streams, stderr)
@@ -93,5 +93,6 @@ func (t *logTarget) close() error {
 }
 
 // IgnoreSIGPIPE prevents the process from dying when its log reader has exited: the restart of a log collector must not
-// stop a proxy. It catches SIGPIPE with a handler, because child processes would inherit an ignored signal.
+// stop a proxy. It installs a handler for SIGPIPE instead of ignoring the signal, because child processes would inherit
+// that it is ignored.
 func IgnoreSIGPIPE() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }

@@ -19,14 +19,14 @@ import (
 type applyCommand struct {
 	commonFlags
 	process Process
-	// Flags of Istio's command.
+	// Flags that are the same as in Istio's command.
 	dryRun, skip, validate, reconcile, cleanup, force, native, cni bool
 	binary                                                         string
 	probePort                                                      uint16
 	probeTimeout                                                   time.Duration
 	// Flags that Istio's command does not have.
 	save, dryRunFormat string
-	// Flags of other releases of Istio, accepted and mostly ignored.
+	// Flags of other Istio releases. The command accepts them and ignores most of them.
 	logJSON, restoreFormat, trace, nsenter bool
 	logLevel, ignored                      string
 	switches                               []switchFlag
@@ -116,9 +116,9 @@ func (a *applyCommand) applyRules(ctx context.Context, log *slog.Logger, space n
 	return a.checkTraffic(ctx, log, space, rules)
 }
 
-// prepareSave writes the options to a temporary file for --save; commit renames it to the file's name. Options are not
-// applied if they cannot be saved, and not saved if they cannot be applied. Therefore the file is written before the
-// rules are applied, and renamed afterwards.
+// prepareSave writes the options to a temporary file for --save; commit renames it to the file's name. The command must
+// not apply options that it cannot save, nor save options that it cannot apply. It therefore writes the file before it
+// applies the rules, and renames it afterwards.
 func (a *applyCommand) prepareSave(options *resolvedOptions) (commit func() error, discard func(), err error) {
 	if a.save == "" {
 		return func() error { return nil }, func() {}, nil
@@ -151,7 +151,8 @@ func applyRuleSet(ctx context.Context, log *slog.Logger, space namespace, choice
 	return nil
 }
 
-// print writes the rules that would be applied to w, and to the file in DRY_RUN_FILE_PATH if it is set.
+// print writes the rules that the command would apply to w. If DRY_RUN_FILE_PATH is set, it also writes them to that
+// file.
 func (a *applyCommand) print(w io.Writer, rules *iptables.RuleSet, choice backends.Choice) error {
 	text, err := render(rules, dryRunFormat(a.dryRunFormat, choice))
 	if err != nil {

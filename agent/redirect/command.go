@@ -15,7 +15,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Name is the name of Istio's command. A binary of this name runs only this command.
+// Name is the name of Istio's command. A program file with this name runs only this command.
 const Name = "istio-iptables"
 
 const help = `Redirect the traffic of this pod to its Envoy: install the rules that follow
@@ -31,7 +31,7 @@ Exit codes:
   2    wrong flags or options; nothing was changed
   126  --run-validation has found traffic that is not captured`
 
-// Command returns the command with its subcommands. Its errors may be an *ExitError.
+// Command returns the command with its subcommands. An error of these commands may be an *ExitError.
 func Command(p Process) *cobra.Command {
 	a := &applyCommand{process: p}
 	c := &cobra.Command{
@@ -57,8 +57,8 @@ func Command(p Process) *cobra.Command {
 	return c
 }
 
-// withSignals cancels the command's context at the first SIGINT or SIGTERM, so that it cleans up. A second signal
-// terminates the process.
+// withSignals cancels the command's context at the first SIGINT or SIGTERM, so that the command can clean up. A second
+// signal terminates the process.
 func withSignals(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
@@ -84,8 +84,8 @@ type commonFlags struct {
 	format    string
 }
 
-// addOutput adds the flags of commands that print options or rules. For these commands, -o is the output format, and
-// the option with this shorthand has only its long name.
+// addOutput adds the flags of commands that print options or rules. In these commands, -o selects the output format, so
+// the option that has the shorthand -o in other commands has only its long name here.
 func (c *commonFlags) addOutput(f *pflag.FlagSet) {
 	f.StringVarP(&c.format, "output", "o", "", "json or yaml instead of text")
 	c.addTo(f, "o")
@@ -109,7 +109,7 @@ func (c *commonFlags) addNamespace(f *pflag.FlagSet) {
 	f.StringVar(&c.namespace, "network-namespace", "", "network namespace: a file, or a name as in 'ip netns' (default: the namespace of this process)")
 }
 
-// resolve returns the options and the rules that follow from them.
+// resolve returns the options and the rules that the options require.
 func (c *commonFlags) resolve(f *pflag.FlagSet, space namespace) (*resolvedOptions, *iptables.RuleSet, error) {
 	r := resolver{process: c.process, flags: f, namespace: space}
 	if c.config != "" {
@@ -141,7 +141,7 @@ func (c *commonFlags) openNamespace() (namespace, error) {
 	return n, nil
 }
 
-// switchFlag is a flag of Istio's command that does not affect the rules. It also has an environment variable.
+// switchFlag is a flag of Istio's command that does not affect the rules. An environment variable can also set it.
 type switchFlag struct {
 	name, short, help string
 	to                any // *bool, *string, *uint16 or *time.Duration
@@ -179,7 +179,7 @@ func setFromEnvironment(f *pflag.FlagSet, p Process, list []switchFlag) error {
 }
 
 func outputFormatError(format string) error {
-	if format != "" && strings.Trim(format, "0123456789,:-") == "" { // the meaning of -o in apply
+	if format != "" && strings.Trim(format, "0123456789,:-") == "" { // -o followed by ports is the option of apply
 		return usagef("-o is the output format of this command; to exclude ports from capture, use --istio-local-outbound-ports-exclude")
 	}
 	return usagef("output format %q is not known; use json or yaml, or omit it for text", format)

@@ -11,11 +11,11 @@ import (
 	"strings"
 )
 
-// Process is the environment of the command. Tests replace it.
+// Process is the environment in which the command runs. Tests replace it.
 type Process struct {
 	// Env looks up an environment variable.
 	Env func(name string) (value string, set bool)
-	// Root is prepended to the absolute paths of files that are read; "" for none.
+	// Root is prepended to the absolute paths of the files that the command reads; "" for none.
 	Root string
 }
 
@@ -58,8 +58,8 @@ func (e *ExitError) Error() string { return e.Err.Error() }
 
 func (e *ExitError) Unwrap() error { return e.Err }
 
-// exitUsage is the exit code for wrong flags and options. exitNotCaptured is the exit code for traffic that is not
-// captured, as in Istio's validator.
+// exitUsage is the exit code for invalid flags and options. exitNotCaptured is the exit code if traffic is not
+// captured. Istio's validator uses the same code.
 const (
 	exitUsage       = 2
 	exitNotCaptured = 126
@@ -74,7 +74,7 @@ const capNetAdmin = 12
 
 // checkPrivileges returns an error if the process lacks CAP_NET_ADMIN. It is called before any change.
 func (p Process) checkPrivileges(options string) error {
-	var held uint64 = 1 << capNetAdmin // assumed if /proc is not readable
+	var held uint64 = 1 << capNetAdmin // assume the capability if /proc is not readable
 	_ = p.scanLines("/proc/self/status", func(line string) bool {
 		hex, found := strings.CutPrefix(line, "CapEff:")
 		if n, err := strconv.ParseUint(strings.TrimSpace(hex), 16, 64); found && err == nil {

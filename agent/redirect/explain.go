@@ -118,8 +118,8 @@ func (e *explainCommand) buildPacket(o *iptables.Options, rules *iptables.RuleSe
 	return p, e.setOwner(&p, rules)
 }
 
-// setAddresses sets the packet's source and destination. The default source is a pod address of the destination's
-// address family.
+// setAddresses sets the packet's source and destination. The default source is an address of the pod in the
+// destination's address family.
 func (e *explainCommand) setAddresses(p *iptables.Packet, own []netip.Addr) error {
 	if e.to == "" {
 		return fmt.Errorf("--to is missing: specify the destination, for example --to 10.2.3.4:443/tcp")
@@ -146,7 +146,7 @@ func (e *explainCommand) setAddresses(p *iptables.Packet, own []netip.Addr) erro
 	return err
 }
 
-// resolveUnspecified replaces 0.0.0.0 and :: by the loopback address, as the kernel does for destinations.
+// resolveUnspecified replaces 0.0.0.0 and :: by the loopback address. The kernel does the same for destinations.
 func resolveUnspecified(a netip.Addr) netip.Addr {
 	switch {
 	case !a.IsUnspecified():
@@ -228,7 +228,8 @@ func parseID(flag, text string, find func(string) (uint32, error)) (*uint32, err
 	return &id, nil
 }
 
-// unmatchedID returns an ID that no rule matches. If only some groups are captured, it returns the first of them.
+// unmatchedID returns a user or group ID that no rule matches. If the rules capture only the traffic of some groups, it
+// returns the first of these groups.
 func unmatchedID(rules *iptables.RuleSet) *uint32 {
 	var known []uint32
 	for _, c := range rules.Chains {

@@ -10,8 +10,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// nameLookup returns lookups of users and groups in /etc/passwd and /etc/group. Other name services, such as LDAP, are
-// not supported: they would need programs and libraries of the host.
+// nameLookup returns lookups of users and groups in /etc/passwd and /etc/group. It does not support other name services
+// such as LDAP, because they require programs and libraries of the host.
 func (p Process) nameLookup() iptables.Names {
 	return iptables.Names{
 		User:  func(name string) (uint32, error) { return p.lookupID("/etc/passwd", name) },
@@ -45,8 +45,8 @@ func (p Process) lookupID(file, name string) (id uint32, err error) {
 
 const defaultProxyID = 1337
 
-// lookupProxyUser returns the UID of the user in $ENVOY_USER (default istio-proxy), and the source for show. If the
-// user does not exist, it returns 1337, as Istio does.
+// lookupProxyUser returns the UID of the user in $ENVOY_USER (default istio-proxy), and the source of that value for
+// the command show. If the user does not exist, it returns 1337, as Istio does.
 func (p Process) lookupProxyUser() (uint32, string) {
 	name := p.env("ENVOY_USER")
 	if name == "" {

@@ -36,7 +36,7 @@ func openNamespace(name string) (namespace, error) {
 	return namespace{f}, nil
 }
 
-// fd returns the namespace's descriptor; -1 for the namespace of the process.
+// fd returns the namespace's file descriptor, or -1 for the namespace of the process.
 func (n namespace) fd() int {
 	if n.file == nil {
 		return -1
@@ -65,7 +65,7 @@ func (n namespace) listAddresses() ([]netip.Addr, error) {
 	}
 	defer h.Close()
 	var list []netlink.Addr
-	for range 10 { // retry: the list is incomplete if addresses change meanwhile
+	for range 10 { // retry, because the list is incomplete if addresses change meanwhile
 		if list, err = h.AddrList(nil, netlink.FAMILY_ALL); !errors.Is(err, netlink.ErrDumpInterrupted) {
 			break
 		}

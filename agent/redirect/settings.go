@@ -14,14 +14,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Sources of option values, as show prints them.
+// Sources of option values, in the form that the command show prints.
 const (
 	sourceDefault   = "default"
 	sourceFlag      = "flag"
 	sourceFile      = "file"
 	sourceNamespace = "namespace"
 	sourceResolv    = "/etc/resolv.conf"
-	// sourceEnvironment is the prefix of a variable's name.
+	// sourceEnvironment is followed by the name of the variable.
 	sourceEnvironment = "environment "
 )
 
@@ -32,7 +32,8 @@ const (
 	optionAddresses = "addresses"
 )
 
-// addOptions adds the flags of all options. taken contains the shorthands that the command uses for other flags.
+// addOptions adds the flags of all options. taken contains the shorthands that are not available, because the command
+// uses them for other flags.
 func addOptions(f *pflag.FlagSet, taken string) {
 	defaults := iptables.DefaultOptions()
 	for _, s := range iptables.Settings() {
@@ -52,7 +53,7 @@ func addOptions(f *pflag.FlagSet, taken string) {
 	}
 }
 
-// defaultText returns the default value for the help text. It is empty for values that are detected at run time.
+// defaultText returns the default value for the help text. It returns "" for values that are detected at run time.
 func defaultText(o *iptables.Options, name string) string {
 	if name == optionUID || name == optionGID {
 		return ""
@@ -94,7 +95,7 @@ func (r *resolver) resolve() (*resolvedOptions, error) {
 			continue
 		}
 		if text == "" && (s.Name == optionUID || s.Name == optionGID) {
-			continue // as in Istio, an empty value means the default
+			continue // an empty value selects the default, as in Istio
 		}
 		if err := r.out.options.Set(s.Name, text, r.process.nameLookup()); err != nil {
 			if strings.HasPrefix(source, sourceEnvironment) && s.IsTolerated() {

@@ -23,13 +23,13 @@ explain --config; that of -o nft and -o iptables is input for these programs.
 
 With --live, show the rules that are installed in the kernel.`
 
-// report is the output of show, and the content of a saved configuration.
+// report is the output of the command show, and the content of a saved configuration.
 type report struct {
 	Options  map[string]string `json:"options,omitempty"`
 	Values   []optionValue     `json:"values,omitempty"`
 	Warnings []string          `json:"warnings,omitempty"`
 	Backend  string            `json:"backend,omitempty"`
-	// Strange lists rules in this program's tables or chains that it would not create.
+	// Strange lists the rules in this program's tables or chains that this program would not create.
 	Strange []string          `json:"strange,omitempty"`
 	Rules   *iptables.RuleSet `json:"rules,omitempty"`
 }
@@ -203,7 +203,7 @@ func iptablesText(rules *iptables.RuleSet) (string, error) {
 	return b.String(), nil
 }
 
-// routingText returns the ip commands for routing rules and addresses, as shell comments.
+// routingText returns the ip commands for the routing rules and addresses, as comments in a shell script.
 func routingText(rules *iptables.RuleSet) string {
 	r := rules.Routing
 	if r == nil {

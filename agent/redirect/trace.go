@@ -24,7 +24,7 @@ be traced.`
 var errLegacyTrace = errors.New("the rules of this namespace were installed with iptables-legacy and cannot be traced: use explain to simulate a packet, " +
 	"or verify --live to send test packets")
 
-// traceCommand shows the path of live packets through the rules.
+// traceCommand traces live packets through the rules.
 type traceCommand struct {
 	commonFlags
 	to, from, protocol, uid string

@@ -9,10 +9,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/verify"
 )
 
-// checkTraffic sends packets of every kind, and fails with exit code 126, as Istio's validator does, if one is not
-// captured.
+// checkTraffic sends packets of every kind that the rules capture. If a packet is not captured, it fails with exit code
+// 126, as Istio's validator does.
 func (a *applyCommand) checkTraffic(ctx context.Context, log *slog.Logger, space namespace, rules *iptables.RuleSet) error {
-	// The timeout is halved because an unanswered packet is sent a second time.
+	// The timeout is halved because each packet without a response is sent a second time.
 	r, err := verify.Validate(ctx, verify.Config{Want: rules, NetNS: space.fd(), Timeout: a.probeTimeout / 2, Log: log})
 	if err == nil {
 		err = r.Captured()

@@ -88,7 +88,7 @@ func (v *verifyCommand) run(cmd *cobra.Command) error {
 	return nil
 }
 
-// remedy returns what the user can do about a failed verification.
+// remedy returns what the user can do after a failed verification.
 func remedy(r *verify.Report) string {
 	if len(r.Differences) > 0 {
 		return "run `iptables` with the same options to restore the rules"

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// maxAdminSocket is the maximum length of the admin socket's path. A unix socket address has at most 107 bytes. The rest
-// is for the number that the agent appends to the path of each Envoy process.
+// maxAdminSocket is the maximum length of the admin socket's path. A unix socket address has at most 107 bytes. The
+// agent needs the remaining 7 bytes for the number that it appends to the path for each Envoy process.
 const maxAdminSocket = 100
 
 // resolveAdminSocket returns the path of the admin socket; empty if ENVOY_ADMIN_SOCKET is not set.
