@@ -18,8 +18,8 @@ import (
 
 const (
 	adminTimeout = 5 * time.Second
-	// maxResponse limits the size of an admin response, and maxDump that of certificates, statistics and config dumps.
-	// Larger responses are rejected, because they could exceed the agent's memory limit.
+	// maxResponse limits the size of an admin response. maxDump limits the size of certificates, statistics and config
+	// dumps. The client rejects larger responses, because they could exceed the agent's memory limit.
 	maxResponse = 1 << 20
 	maxDump     = 64 << 20
 )
@@ -43,7 +43,8 @@ func NewAdmin(addr string) *Admin {
 			var d net.Dialer
 			return d.DialContext(ctx, network, target)
 		},
-		// One idle connection stays open while Envoy runs. An idle timeout would wake the agent only to close it.
+		// One idle connection stays open while Envoy runs. An idle timeout would save little, and its timer would wake
+		// the agent.
 		MaxIdleConnsPerHost: 1,
 		DisableCompression:  true,
 	}
@@ -119,7 +120,7 @@ func (a *Admin) ServerInfo(ctx context.Context) (ServerInfo, error) {
 	return info, nil
 }
 
-// DrainOptions are the parameters of DrainListeners.
+// DrainOptions are the parameters of a drain.
 type DrainOptions struct {
 	// InboundOnly drains only listeners that are marked as inbound.
 	InboundOnly bool
@@ -224,7 +225,7 @@ func (a *Admin) SetLogLevel(ctx context.Context, level string) error {
 	return err
 }
 
-// Quit requests Envoy to exit. Envoy closes all connections.
+// Quit requests Envoy to exit. Envoy then closes all connections.
 func (a *Admin) Quit(ctx context.Context) error {
 	_, err := a.do(ctx, http.MethodPost, "/quitquitquit", nil, maxResponse)
 	return err

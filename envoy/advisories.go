@@ -12,12 +12,12 @@ type Advisory struct {
 	ID string
 	// Attack states what an attacker can do.
 	Attack string
-	// Fixed lists the first fixed release of each minor version that has a fix. Any other minor version is affected if
-	// it is older than the newest release in the list.
+	// Fixed lists the first fixed release of each minor version that has a fix. A minor version that is not in the list
+	// is affected if it is older than the newest release in the list.
 	Fixed []Version
 }
 
-// newestRelease is the release to recommend if a minor version has no fix. It is not affected by any of the advisories.
+// newestRelease is the release to recommend if a minor version has no fix. None of the advisories affects it.
 var newestRelease = Version{Major: 1, Minor: 40}
 
 // advisories lists Envoy's advisories of critical or high severity, and those that bypass authentication or
@@ -100,8 +100,8 @@ func (r AdvisoryReport) Attacks() string {
 	return strings.Join(parts, "; ")
 }
 
-// Remedy recommends releases that fix all vulnerabilities of the report: one of the same minor version, if there is
-// one, and the newest release.
+// Remedy recommends releases that fix all vulnerabilities of the report: one of the same minor version if there is one,
+// and the newest release.
 func (r AdvisoryReport) Remedy() string {
 	var fixed Version
 	for _, a := range r.Advisories {

@@ -13,7 +13,7 @@ import (
 )
 
 // closeListeners shuts down the listening sockets of process pid. It skips sockets that another process also has open:
-// after a hot restart, the next Envoy uses them. The calling process does not count as another process.
+// after a hot restart, the next Envoy uses them. Sockets that only pid and the calling process have open are shut down.
 func closeListeners(pid int) error {
 	thread, sockets, err := findThreadWithFiles(pid)
 	if err == nil {
@@ -37,7 +37,7 @@ func closeListeners(pid int) error {
 
 // excludeShared removes the sockets that a process other than pid and the calling process also has open. It fails if it
 // cannot list the sockets of another child of the calling process, because that child may be the next Envoy. An
-// unprivileged process cannot list those of a program with file capabilities.
+// unprivileged process cannot list the sockets of a program that has file capabilities.
 func excludeShared(pid int, sockets map[string]int) error {
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -63,8 +63,8 @@ func isChild(dir string) bool {
 	return len(fields) > 1 && fields[0] != "Z" && fields[1] == strconv.Itoa(os.Getpid())
 }
 
-// findThreadWithFiles returns a thread of the process that still has file descriptors, and its sockets by inode. If the
-// process hangs while it exits, its main thread may already have ended.
+// findThreadWithFiles returns a thread of the process that still has file descriptors, and its sockets by inode. The
+// main thread is not sufficient: if the process hangs while it exits, that thread may already have ended.
 func findThreadWithFiles(pid int) (thread int, sockets map[string]int, err error) {
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 	for _, dir := range threads {

@@ -22,10 +22,10 @@ func (p *Process) ListenPorts() (map[uint64]bool, error) {
 	return ports, nil
 }
 
-// CountClients counts the TCP connections that Envoy has accepted. It reads /proc and does not call Envoy. ports are
-// Envoy's last known listening ports, because Envoy may have closed its listeners since. A connection is counted if its
-// local port is in ports or is not ephemeral. Connections to the ports in except are not counted; half-closed
-// connections are.
+// CountClients counts the TCP connections that Envoy has accepted. It reads /proc and does not call Envoy. ports
+// contains Envoy's last known listening ports, because Envoy may have closed its listeners since. CountClients counts a
+// connection if its local port is in ports, or is not in the kernel's range for outgoing connections. It also counts
+// half-closed connections, but not connections to the ports in except.
 func (p *Process) CountClients(ports map[uint64]bool, except ...uint32) (int, error) {
 	descriptors, err := socketDescriptors(p.pid)
 	if err != nil {
@@ -43,14 +43,14 @@ func (p *Process) CountClients(ports map[uint64]bool, except ...uint32) (int, er
 	return n, err
 }
 
-// kernelSendBuffer is a number of bytes that the kernel can always buffer for a connection. Envoy buffers data itself
-// only if the kernel accepts no more.
+// kernelSendBuffer is the number of bytes that the kernel buffers for any connection. Envoy buffers data itself only if
+// the kernel accepts no more.
 const kernelSendBuffer = 8 << 10
 
-// PendingUpstreamBytes returns the number of bytes in kernel buffers that slow servers have not acknowledged yet, on
-// connections that Envoy opened. Connections with less than kernelSendBuffer are not counted: Envoy has no more data
-// for these servers, and the kernel delivers the rest even after Envoy's exit. Unresponsive servers, such as an
-// unreachable log collector, are not counted either.
+// PendingUpstreamBytes returns the number of bytes that slow servers have not acknowledged, on the connections that
+// Envoy opened. The bytes are in the kernel's buffers. It skips connections with less than kernelSendBuffer: Envoy has
+// no more data for these servers, and the kernel delivers the rest even after Envoy's exit. It also skips unresponsive
+// servers, such as an unreachable log collector.
 func (p *Process) PendingUpstreamBytes() (uint64, error) {
 	descriptors, err := socketDescriptors(p.pid)
 	if err != nil {
@@ -106,18 +106,18 @@ func parseSocket(family, line string) (s socket, ok bool) {
 	return socket{family, fields[1], fields[3], fields[4], fields[6], fields[8], fields[9]}, true
 }
 
-// pendingBytes returns how many written bytes the peer has not acknowledged.
+// pendingBytes returns the number of written bytes that the peer has not acknowledged.
 func (s socket) pendingBytes() uint64 {
 	text, _, _ := strings.Cut(s.queues, ":")
 	n, _ := strconv.ParseUint(text, 16, 64)
 	return n
 }
 
-// maxRetransmits is the number of retransmissions or window probes after which the peer is considered unreachable: the
-// third follows the first after about two seconds. An acknowledgement resets the count.
+// maxRetransmits is the number of retransmissions or window probes after which a peer counts as unreachable. The third
+// is sent about two seconds after the first. An acknowledgement resets the count.
 const maxRetransmits = 3
 
-// isUnresponsive reports whether the peer no longer acknowledges data. A slow reader still does.
+// isUnresponsive reports whether the peer no longer acknowledges data. A peer that only reads slowly still does.
 func (s socket) isUnresponsive() bool {
 	resent, _ := strconv.ParseUint(s.retransmits, 16, 64)
 	probes, _ := strconv.ParseUint(s.probes, 10, 64)
@@ -129,7 +129,7 @@ func forEachSocket(pid int, f func(socket)) error {
 	for _, family := range []string{"tcp", "tcp6"} {
 		file, err := os.Open(fmt.Sprintf("/proc/%d/net/%s", pid, family))
 		if os.IsNotExist(err) && family == "tcp6" {
-			continue // a kernel without IPv6
+			continue // the kernel has no IPv6
 		}
 		if err != nil {
 			return err

@@ -10,7 +10,7 @@ import (
 type Reason string
 
 const (
-	// Exited: Envoy exited with Code.
+	// Exited: Envoy exited by itself, with exit code Code.
 	Exited Reason = "exited"
 	// Signaled: Envoy was ended by a signal that Process did not send.
 	Signaled Reason = "signaled"
@@ -34,7 +34,7 @@ type Exit struct {
 	// HungThreads describes Envoy's threads if the kernel did not end the process within killGrace after SIGKILL.
 	// Otherwise it is empty.
 	HungThreads string
-	// Evidence describes the increase of the kernel's OOM kill count from which OOMKilled was concluded.
+	// Evidence describes the increase of the kernel's OOM kill count, if Reason is OOMKilled because of it.
 	Evidence string
 	// Ran is how long Envoy ran.
 	Ran time.Duration
@@ -42,7 +42,7 @@ type Exit struct {
 	Tail []string
 }
 
-// ExitCode returns the exit code as a shell reports it: for a signal, 128 plus its number.
+// ExitCode returns the exit code that a shell would report. For a signal, it is 128 plus the signal's number.
 func (e Exit) ExitCode() int {
 	if e.Signal != 0 {
 		return 128 + int(e.Signal)

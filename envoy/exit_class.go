@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// codeTerminated is the exit code of shells and programs that handle SIGTERM.
+// codeTerminated is the exit code that shells report after SIGTERM. Some programs that handle SIGTERM exit with it too.
 const codeTerminated = 128 + int(syscall.SIGTERM)
 
 // statusUnknown is the status of a process for which waiting failed. No real process has this status.
 const statusUnknown = syscall.WaitStatus(0xffff)
 
-// classifyExit determines why the process ended, from its wait status, the signals that were sent, and the kernel's OOM
-// kill count.
+// classifyExit determines why the process ended. It uses the wait status, the signals that this package sent, and the
+// kernel's OOM kill count.
 func (p *Process) classifyExit(status syscall.WaitStatus) Exit {
 	e := Exit{Reason: Exited, Code: -1, Ran: time.Since(p.started)}
 	if status == statusUnknown {

@@ -23,7 +23,7 @@ const (
 	FromPath        Source = "PATH"
 )
 
-// FindOptions configures Find. Locations with an empty field are not searched.
+// FindOptions configures Find. Find skips a location whose field is empty.
 type FindOptions struct {
 	// Path is the value of --envoy-path.
 	Path string
@@ -173,7 +173,8 @@ func (s *search) listPath() []candidate {
 	s.recordSearched("envoy in PATH (%s)", s.PathEnv)
 	var found []candidate
 	for _, dir := range filepath.SplitList(s.PathEnv) {
-		// Shells interpret an empty entry as the working directory. An automatic search must not depend on that.
+		// Shells interpret an empty entry of PATH as the working directory. An automatic search must not depend on the
+		// working directory.
 		if filepath.IsAbs(dir) {
 			found = append(found, candidate{filepath.Join(dir, "envoy"), FromPath})
 		}

@@ -20,8 +20,8 @@ import (
 
 // HotRestart configures Envoy's hot restart. An Envoy of the next epoch (the child) receives the listening sockets of
 // the running Envoy (the parent). The parent closes its admin interface as soon as the child starts. Once the child
-// serves traffic, it makes the parent drain, and terminates it after ParentShutdown. If the parent exits earlier, call
-// AbsorbParentMessages.
+// serves traffic, it makes the parent drain, and terminates it after ParentShutdown. If the parent exits before, the
+// caller must call AbsorbParentMessages.
 type HotRestart struct {
 	// BaseID is the same in all epochs, and unique on the machine. NewBaseID returns an unused one.
 	BaseID uint32
@@ -41,7 +41,8 @@ const (
 	// negative numbers.
 	maxBaseID      = 200_000_000
 	socketBaseName = "hot"
-	// concurrentEpochs is the number of epochs after which Envoy reuses socket names.
+	// concurrentEpochs is the number of different socket names. Envoy reuses the name of an epoch after this many
+	// epochs.
 	concurrentEpochs = 3
 	// maxSocketPath is the maximum length of a socket path on Linux.
 	maxSocketPath = 107
@@ -76,7 +77,7 @@ func (h HotRestart) args() []string {
 		"--restart-epoch", strconv.Itoa(h.Epoch),
 		"--socket-path", h.socketPrefix(),
 		"--socket-mode", "600",
-		// Without this flag, the child's main thread waits for the parent's statistics.
+		// Without this flag, the child's main thread waits for the parent's responses with statistics.
 		"--skip-hot-restart-parent-stats",
 		"--parent-shutdown-time-s", strconv.Itoa(int(h.ParentShutdown.Round(time.Second) / time.Second)),
 	}
@@ -94,7 +95,8 @@ func (h HotRestart) sharedMemoryFile() string {
 	return filepath.Join(sharedMemory, fmt.Sprintf("envoy_shared_memory_%d0", h.BaseID))
 }
 
-// RemoveFiles removes the sockets and the shared memory of all epochs. Call it only while none of these Envoys runs.
+// RemoveFiles removes the sockets and the shared memory of all epochs. The caller must ensure that none of these Envoys
+// runs.
 func (h HotRestart) RemoveFiles() error {
 	var errs []error
 	left, _ := filepath.Glob(fmt.Sprintf("%s_*_%d[0-9]", h.socketPrefix(), h.BaseID))

@@ -15,7 +15,7 @@ func (a *Admin) LogLevels(ctx context.Context) (map[string]string, error) {
 	}
 	levels := map[string]string{}
 	for line := range strings.Lines(string(body)) {
-		// The heading "active loggers:" has no level. Each line below it is indented.
+		// The heading "active loggers:" contains no level, so ok is false for it.
 		name, level, ok := strings.Cut(strings.TrimSpace(line), ": ")
 		if ok {
 			levels[name] = level

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// oomInterval is how often the cgroup's OOM kill count is read while Envoy runs. Without these reads, an earlier kill
-// of another process in the cgroup would be attributed to Envoy. The interval is long, because such kills are rare and
-// each read wakes a CPU in every pod.
+// oomInterval is how often the cgroup's OOM kill count is read while Envoy runs. Without these reads, the agent would
+// attribute an earlier kill of another process in the cgroup to Envoy. The interval is long, because such kills are
+// rare and each read wakes a CPU in every pod.
 const oomInterval = 5 * time.Minute
 
 // oomCounter returns the number of OOM kills in a cgroup, and the file that contains it. ok is false if the number is
@@ -20,9 +20,9 @@ type oomWatcher struct {
 	counter oomCounter
 	quit    chan struct{}
 	done    sync.WaitGroup // waits for run
-	// The counts of the last two reads. compare uses the older one, because the last read may have happened between the
-	// kill and the exit.
-	before, last uint64 // accessed by run, and after run has returned by compare
+	// before and last are the counts of the last two reads. compare uses before, because the last read may have
+	// happened between the kill and Envoy's exit.
+	before, last uint64 // only run accesses them; after run has returned, only compare
 }
 
 func startOOMWatcher(c oomCounter, every time.Duration) *oomWatcher {
@@ -60,7 +60,7 @@ func (w *oomWatcher) sample() bool {
 func (w *oomWatcher) stop() { close(w.quit) }
 
 // evidence describes how the OOM kill count has risen. It returns "" if the count has not risen or cannot be read
-// within reapGrace. Call stop first.
+// within reapGrace. The caller must call stop before.
 func (w *oomWatcher) evidence() string {
 	result := make(chan string, 1)
 	go func() { result <- w.compare() }()

@@ -23,9 +23,9 @@ type Options struct {
 	DrainStrategy string
 	// LocalAddressIPVersion is "v4" or "v6"; default "v4".
 	LocalAddressIPVersion string
-	// FileFlushInterval is how often access logs are flushed; default 1 second.
+	// FileFlushInterval is the interval at which Envoy flushes access logs; default 1 second.
 	FileFlushInterval time.Duration
-	// FileFlushMinSizeKB is the buffer size at which access logs are flushed.
+	// FileFlushMinSizeKB is the buffer size at which Envoy flushes an access log before the interval has passed.
 	FileFlushMinSizeKB int
 	// LogLevel is a level, optionally with levels of components: "warning" or "info,upstream:debug". Default "warning".
 	LogLevel string
@@ -45,8 +45,8 @@ type Options struct {
 	Extra []string
 }
 
-// minFlagVersions contains the first release that supports a flag, for flags that MinimumVersion does not support.
-// Envoy exits at start if it does not know a flag.
+// minFlagVersions contains the first release that supports a flag. It lists only flags that MinimumVersion does not
+// support. Envoy exits at start if it does not know a flag.
 var minFlagVersions = map[string]Version{
 	flushMinSize: {Major: 1, Minor: 37},
 }
@@ -101,7 +101,7 @@ func (o Options) Args() []string {
 }
 
 // splitLogLevel splits "level,component:level,…" into the default level and the levels of components. The entries of
-// components follow last, because Envoy uses the last level of a component.
+// components are at the end of the result, because Envoy uses the last level of a component.
 func splitLogLevel(level, components string) (string, string) {
 	base := "warning"
 	var scoped []string

@@ -12,10 +12,10 @@ import (
 )
 
 const (
-	maxLine   = 8 << 10 // bytes of a line that are stored
-	tailLines = 50      // lines that are stored for Exit
-	// outputGrace is how long to wait for the end of the output after Envoy has ended. Only a process outside Envoy's
-	// process group can still have the pipe open.
+	maxLine   = 8 << 10 // maximum number of bytes of a line that are stored
+	tailLines = 50      // number of last lines that Exit contains
+	// outputGrace is how long the agent waits for the end of the output after Envoy has ended. Normally the output ends
+	// immediately. It stays open only if a process outside Envoy's process group has the pipe open.
 	outputGrace = 2 * time.Second
 )
 
@@ -50,8 +50,8 @@ func readOutput(file *os.File, rewrite func(string) (string, bool), each func(st
 	return o
 }
 
-// finish waits for the end of the output and returns the last lines. The wait is limited: the exit of Envoy must be
-// reported even if the agent's own output goes to a pipe without a reader.
+// finish waits for the end of the output and returns the last lines. The wait is limited, because the agent must report
+// Envoy's exit even if the agent's own output is a pipe that no process reads.
 func (o *outputReader) finish() []string {
 	_ = o.file.SetReadDeadline(time.Now().Add(outputGrace))
 	select {

@@ -16,18 +16,18 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
-// ParentEnvoy queries a parent Envoy after a hot restart. Its admin interface is closed, but it still responds to the
-// child on the hot-restart socket.
+// ParentEnvoy queries a parent Envoy after a hot restart. The parent's admin interface is closed, but the parent still
+// responds to the child on the hot-restart socket.
 type ParentEnvoy struct {
 	conn *net.UnixConn
 	peer *net.UnixAddr
-	lost error // of the first failed query; all later queries return it
+	lost error // the error of the first failed query, which all later queries return
 }
 
 // ConnectParent binds the path of the child's hot-restart socket, so that this process receives the parent's responses.
-// h.Epoch is the parent's epoch. Call it after the child has started: the child sends requests only during its start,
-// and for statistics, which HotRestart's arguments disable. The child does not get the path back: a late response that
-// it does not read could block the parent.
+// h.Epoch is the parent's epoch. The caller must call it after the child has started: the child sends requests only
+// during its start, and later only for statistics, which HotRestart's arguments disable. The path is not bound to the
+// child's socket again. Otherwise a late response, which the child does not read, could block the parent.
 func (h HotRestart) ConnectParent() (*ParentEnvoy, error) {
 	peer := fmt.Sprintf("%s_parent_%d", h.socketPrefix(), h.socketID(h.Epoch))
 	path := fmt.Sprintf("%s_child_%d", h.socketPrefix(), h.socketID(h.Epoch+1))
@@ -126,7 +126,7 @@ func parseGauges(message []byte) (map[string]uint64, error) {
 	return gauges, err
 }
 
-// forEachField calls f with each embedded message of the field with this number.
+// forEachField calls f with the content of each embedded message whose field has this number.
 func forEachField(message []byte, number protowire.Number, f func([]byte) error) error {
 	for len(message) > 0 {
 		got, kind, n := protowire.ConsumeTag(message)
@@ -177,7 +177,7 @@ func parseGaugeEntry(entry []byte, gauges map[string]uint64) error {
 // listenReplacing binds a socket at a temporary path and renames it to path, so that path exists at all times.
 func listenReplacing(o *owner.Owner, path string) (*net.UnixConn, error) {
 	staging := path + "_new"
-	// Set the mode before the rename: afterwards, Envoy's user could have replaced the name by a symbolic link.
+	// Set the mode before the rename. After the rename, Envoy's user could replace the file by a symbolic link.
 	private := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		controlErr := c.Control(func(fd uintptr) { err = syscall.Fchmod(int(fd), 0o600) })
 		return cmp.Or(controlErr, err)

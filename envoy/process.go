@@ -15,10 +15,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
-// killGrace is how long Stop waits after SIGKILL until Envoy has ended. It is longer than the wait for Envoy's output.
+// killGrace is how long Stop waits after SIGKILL until Envoy has ended. It exceeds outputGrace, the time limit for the
+// end of Envoy's output.
 const killGrace = 3 * outputGrace
 
-// reapGrace is how long to wait for the kernel to reap a zombie, and to read its OOM kill count.
+// reapGrace limits the wait for the kernel to reap a zombie, and for a read of the kernel's OOM kill count.
 const reapGrace = time.Second
 
 // Config configures Start.
@@ -32,8 +33,8 @@ type Config struct {
 	// Output is called with each line of Envoy's standard output and error, in order and never concurrently. Envoy
 	// blocks until it returns. nil discards the lines; Exit contains the last ones anyway.
 	Output func(line string)
-	// Rewrite, if set, returns the text that replaces a line of output in Output and in Exit. It is called in order and
-	// never concurrently. If ok is false, the line is discarded.
+	// Rewrite, if set, returns the text that replaces a line of output, both in Output and in Exit. If ok is false, the
+	// line is discarded. Calls are in order and never concurrent.
 	Rewrite func(line string) (text string, ok bool)
 	Logger  *slog.Logger
 	// User is the user as which Envoy runs; nil: this process's user. It requires that this process is root.
@@ -57,7 +58,7 @@ type Process struct {
 	exit       Exit      // written before done is closed
 
 	mu          sync.Mutex
-	ended       bool // Envoy is a zombie or reaped; signal no longer sends signals
+	ended       bool // Envoy is a zombie or was reaped; the method signal then sends no signal
 	sentSIGTERM bool // Stop sent SIGTERM
 	sentSIGKILL bool // Stop sent SIGKILL
 }
@@ -75,7 +76,8 @@ func Start(c Config) (*Process, error) {
 	}
 	p.cmd = &exec.Cmd{Path: c.Path, Args: append([]string{c.Path}, c.Args...), Dir: c.Dir, Env: c.Env, Stdout: write, Stderr: write}
 	started := make(chan error)
-	if err := c.User.ChownOpen(write); err != nil { // for access logs, Envoy opens the pipe again through /dev/stdout
+	// For access logs, Envoy opens the pipe again by its path /dev/stdout.
+	if err := c.User.ChownOpen(write); err != nil {
 		return nil, fmt.Errorf("starting Envoy: changing the owner of its output pipe to user %d: %w", c.User.UID, errors.Join(err, read.Close(), write.Close()))
 	}
 	go p.run(started, c)
@@ -86,7 +88,7 @@ func Start(c Config) (*Process, error) {
 		return nil, startError(c, err)
 	}
 	p.output = readOutput(read, c.Rewrite, c.Output)
-	started <- nil // run now waits for Envoy's exit
+	started <- nil // the caller of Start continues, and run waits for Envoy's exit
 	p.log.Info("Envoy started", "pid", p.pid, "path", c.Path, "args", c.Args)
 	return p, nil
 }
@@ -109,11 +111,12 @@ func startError(c Config, err error) error {
 // PID returns the process ID of Envoy, which is also its process group ID.
 func (p *Process) PID() int { return p.pid }
 
-// Done is closed when Envoy and its process group have ended and their output has been read, or when Stop has stopped
-// waiting for that.
+// Done is closed when Envoy and its process group have ended and all their output was read. If Stop stops waiting for
+// that, Done is closed then.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Terminated is closed when Envoy has ended. If Stop has stopped waiting, that is later than Done.
+// Terminated is closed when Envoy's process has ended. If Stop has stopped waiting before, Terminated is closed after
+// Done.
 func (p *Process) Terminated() <-chan struct{} { return p.terminated }
 
 // Exit waits for Done and describes how Envoy ended.
@@ -123,9 +126,9 @@ func (p *Process) Exit() Exit {
 }
 
 // Stop sends SIGTERM to Envoy's process group. If ctx ends first, it closes the listeners (see CloseListeners) and
-// sends SIGKILL. It returns when Envoy has ended, or six seconds after SIGKILL. The kernel needs longer to end Envoy
-// if, for example, a thread waits for a disk. Envoy closes its connections on SIGTERM: drain first
-// (Admin.DrainListeners). Stop may be called concurrently; SIGKILL is sent when the first of the contexts ends.
+// sends SIGKILL. It returns when Envoy has ended, or six seconds after SIGKILL. The kernel may need longer to end
+// Envoy, for example if a thread waits for a disk. Envoy closes its connections on SIGTERM, so callers drain it before
+// (Admin.DrainListeners). If calls of Stop are concurrent, the first context that ends determines when SIGKILL is sent.
 func (p *Process) Stop(ctx context.Context) Exit {
 	if ctx.Err() == nil {
 		p.signal(syscall.SIGTERM)
@@ -157,9 +160,9 @@ func (p *Process) Stop(ctx context.Context) Exit {
 	return p.Exit()
 }
 
-// CloseListeners permanently closes Envoy's listening sockets from outside, except those that other processes share.
-// Use it for an Envoy that hangs: otherwise connections that the kernel assigns to it are not served, and its unshared
-// ports remain occupied.
+// CloseListeners permanently closes Envoy's listening sockets from outside, except those that other processes share. It
+// is for an Envoy that hangs. Otherwise no process would serve the connections that the kernel assigns to this Envoy,
+// and ports that it does not share would remain occupied.
 func (p *Process) CloseListeners() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -180,15 +183,16 @@ func (p *Process) HungThreads() (where string) {
 	return describeThreads(p.pid)
 }
 
-// MarkReplaced records that another Envoy replaces this one and will end it. An exit without an error is then reported
-// as Stopped.
+// MarkReplaced records that another Envoy replaces this one and will terminate it. The reason of an exit without an
+// error is then Stopped.
 func (p *Process) MarkReplaced() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.sentSIGTERM = true
 }
 
-// signal sends a signal to the process group, unless the process has ended: its ID may have been reused.
+// signal sends a signal to the process group. If the process has ended, it sends none, because the kernel may have
+// reused the ID.
 func (p *Process) signal(s syscall.Signal) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -210,8 +214,8 @@ func (p *Process) signal(s syscall.Signal) {
 func (p *Process) run(started chan error, c Config) {
 	release := lockThread()
 	if c.NoNewPrivileges {
-		// The child inherits no_new_privs from the thread. The thread must not start other children, so it is not
-		// released: it ends with this goroutine.
+		// The child inherits no_new_privs from this thread. The thread must not start other children, so the goroutine
+		// stays locked to it, and the thread ends with the goroutine.
 		if err := setNoNewPrivs(); err != nil {
 			started <- err
 			return
@@ -233,14 +237,14 @@ func (p *Process) run(started chan error, c Config) {
 	p.awaitExit()
 }
 
-// awaitExit waits for Envoy's exit before it reaps the process. While the process is a zombie, its ID is not reused, so
-// a signal to the group cannot reach other processes.
+// awaitExit waits until Envoy is a zombie, ends the process group, and then reaps the process. While the process is a
+// zombie, its ID is not reused, so a signal to the group cannot reach other processes.
 func (p *Process) awaitExit() {
 	status, known := awaitZombie(p.pid)
 	if known {
 		p.mu.Lock()
 		p.ended = true
-		_ = killGroup(p.pid) // Envoy's remaining children
+		_ = killGroup(p.pid) // end the child processes of Envoy that still run
 		p.mu.Unlock()
 	}
 	reaped := make(chan error, 1)
@@ -271,8 +275,8 @@ func (p *Process) waitStatus(err error) syscall.WaitStatus {
 	return statusUnknown
 }
 
-// receiveWithin returns the next value of a channel, or the zero value after limit. On an overloaded machine, waiting
-// for an exited process has blocked for over ten seconds.
+// receiveWithin returns the next value from a channel, or the zero value if limit passes before. Without a limit, the
+// wait for an exited process can block for over ten seconds on an overloaded machine.
 func receiveWithin[T any](limit time.Duration, from <-chan T) (value T) {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -283,7 +287,7 @@ func receiveWithin[T any](limit time.Duration, from <-chan T) (value T) {
 	return value
 }
 
-// recordExit records and logs how Envoy ended. It returns false if that was already recorded.
+// recordExit records and logs how Envoy ended. It returns false if an exit was already recorded.
 func (p *Process) recordExit(e Exit) (first bool) {
 	p.exitOnce.Do(func() {
 		first = true

@@ -57,7 +57,7 @@ func lockThread() (release func()) {
 	return runtime.UnlockOSThread
 }
 
-// childInfo is the result of waitid(2): siginfo_t of the kernel's asm-generic/siginfo.h.
+// childInfo is the result of waitid(2). Its layout is that of siginfo_t in the kernel's asm-generic/siginfo.h.
 type childInfo struct {
 	signo, errno, code int32
 	_                  [unsafe.Sizeof(uintptr(0)) - 4]byte
@@ -110,8 +110,8 @@ const (
 	flagSignaled = 0x400 // ended by a signal
 )
 
-// isDying reports whether the kernel is ending the process, or is about to. A process that writes a core file is not
-// dying.
+// isDying reports whether the kernel is ending the process or is about to end it. A process that writes a core file is
+// not dying yet.
 func isDying(pid int) bool {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil || statusValue(status, "CoreDumping:") == "1" {
@@ -135,8 +135,8 @@ func statusValue(status []byte, name string) string {
 	return ""
 }
 
-// readStat returns the fields after the name in the stat file of a process or thread, beginning with its state; nil if
-// it has ended.
+// readStat returns the fields after the name in the file stat of a process or thread. The first is the state. It
+// returns nil if the process or thread has ended.
 func readStat(dir string) []string {
 	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
 	if err != nil {
@@ -145,8 +145,9 @@ func readStat(dir string) []string {
 	return strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 }
 
-// describeThreads returns the state of each thread of a process, and the kernel function in which it waits; "" if the
-// process has ended. It reads only files that do not need the process's memory lock, which a hung thread may hold.
+// describeThreads returns the state of each thread of a process, and the kernel function in which the thread waits. It
+// returns "" if the process has ended. It reads only files for which the kernel does not need the process's memory
+// lock, because a hung thread may hold that lock.
 func describeThreads(pid int) string {
 	const maxThreads = 20
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))

@@ -11,8 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
-// The functions below exist only so that the package compiles. Envoy is started on Linux only: elsewhere there is no
-// parent death signal, so Envoy could outlive the agent.
+// The functions below exist only so that the package compiles. Start works on Linux only: other systems have no
+// parent-death signal, so Envoy could outlive the agent.
 
 func errNotLinux() error { return fmt.Errorf("pilotfish runs on Linux; this is %s", runtime.GOOS) }
 

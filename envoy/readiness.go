@@ -11,15 +11,15 @@ import (
 )
 
 const (
-	// readyCacheTTL and unreadyCacheTTL are how long a result is cached, which limits the rate of queries to Envoy.
-	// They are short compared to the intervals at which clients probe readiness.
+	// readyCacheTTL and unreadyCacheTTL are how long a result is cached. The cache limits the rate of queries to Envoy.
+	// Both times are short compared to the intervals at which clients probe readiness.
 	readyCacheTTL   = 200 * time.Millisecond
 	unreadyCacheTTL = 10 * time.Millisecond
 	// queryTimeout limits one query to Envoy. The kubelet's default timeout is one second.
 	queryTimeout = 800 * time.Millisecond
-	// maxUnresponsive is how long a ready Envoy is still reported as ready after it has stopped responding. A large
-	// configuration can block Envoy's main thread, which sends the responses, for some seconds while the workers serve
-	// traffic.
+	// maxUnresponsive is how long an Envoy that was ready is still reported as ready after it stops responding. A large
+	// configuration can block Envoy's main thread for some seconds. That thread sends the responses, while the worker
+	// threads continue to serve traffic.
 	maxUnresponsive = 10 * time.Second
 )
 
@@ -41,7 +41,7 @@ type Readiness struct {
 	ReadinessConfig
 	mu      sync.Mutex
 	started bool
-	// pending is closed when the running query ends; nil if there is none.
+	// pending is closed when the running query ends. It is nil if no query runs.
 	pending      chan struct{}
 	last         health.Condition
 	lastAt       time.Time
@@ -77,7 +77,8 @@ func (r *Readiness) Condition(ctx context.Context) health.Condition {
 	}
 	if r.pending == nil {
 		r.pending = make(chan struct{})
-		go r.query(context.WithoutCancel(ctx), r.started) // not cancelled with ctx: other callers may wait for the result
+		// Other callers may wait for the result, so the end of ctx does not cancel the query.
+		go r.query(context.WithoutCancel(ctx), r.started)
 	}
 	finished := r.pending
 	r.mu.Unlock()
@@ -106,8 +107,8 @@ func (r *Readiness) cancelledCondition(ctx context.Context) health.Condition {
 	return r.describeUnreachable(ctx.Err())
 }
 
-// UnresponsiveFor returns how long Envoy has not responded, and to how many consecutive queries; zero if it responded
-// to the last one. It does not query Envoy.
+// UnresponsiveFor returns for how long, and to how many consecutive queries, Envoy has not responded. Both are zero if
+// it responded to the last query. It does not query Envoy.
 func (r *Readiness) UnresponsiveFor() (d time.Duration, queries int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -142,7 +143,7 @@ func (r *Readiness) query(ctx context.Context, started bool) {
 	r.pending = nil
 }
 
-// evaluateError returns the condition of an unreachable Envoy. The caller holds r.mu.
+// evaluateError returns the condition of an Envoy that a query could not reach. The caller holds r.mu.
 func (r *Readiness) evaluateError(err error) health.Condition {
 	silent := r.Now().Sub(r.unresponsive.since)
 	switch {

@@ -14,12 +14,12 @@ import (
 
 // ReusePortSteering directs new connections to the newer of two Envoys that listen on the same ports. If several
 // processes share a port by SO_REUSEPORT, the kernel distributes connections among them. When a process closes its
-// socket, the connections in its accept queue are reset. So the older Envoy's queues must be empty when it closes its
-// sockets.
+// socket, the kernel resets the connections in the accept queue of that socket. The queues of the older Envoy must
+// therefore be empty when it closes its sockets.
 //
-// For each address, it attaches a BPF program that selects the socket for a new connection by the socket's index. The
-// kernel numbers the sockets of an address in the order in which they began to listen, so the older Envoy's sockets are
-// first. See SO_ATTACH_REUSEPORT_CBPF in socket(7).
+// For each address, ReusePortSteering attaches a BPF program that selects the socket for a new connection by the
+// socket's index. The kernel numbers the sockets of an address in the order in which they began to listen, so the
+// sockets of the older Envoy have the lowest indexes. See SO_ATTACH_REUSEPORT_CBPF in socket(7).
 type ReusePortSteering struct {
 	groups []*socketGroup
 }
@@ -29,11 +29,11 @@ type socketGroup struct {
 	address    string
 	oldCount   uint32 // number of sockets of the older Envoy
 	newCount   uint32
-	descriptor int // a socket of the newer Envoy, through which the program is attached
+	descriptor int // file descriptor of a socket of the newer Envoy, to which the program is attached
 }
 
-// SteerConnections directs new connections to the newer Envoy. The error lists the addresses for which that failed.
-// Connections to the remaining addresses are still directed.
+// SteerConnections directs new connections to the newer Envoy. The error lists the addresses for which it failed.
+// Connections to the other addresses are directed nevertheless.
 func SteerConnections(older, newer *Process) (*ReusePortSteering, error) {
 	oldSockets, err := listListeners(older.pid)
 	if err != nil {
@@ -65,8 +65,8 @@ func SteerConnections(older, newer *Process) (*ReusePortSteering, error) {
 	return s, errors.Join(errs...)
 }
 
-// ExcludeOld directs all connections to the newer Envoy's first socket. Only this socket's index stays valid while the
-// older Envoy closes its sockets one by one.
+// ExcludeOld directs all connections to the newer Envoy's first socket. While the older Envoy closes its sockets one by
+// one, only this socket's index stays valid.
 func (s *ReusePortSteering) ExcludeOld() error {
 	var errs []error
 	for _, g := range s.groups {
@@ -87,7 +87,7 @@ func (s *ReusePortSteering) Stop() {
 // PortCount returns the number of addresses whose connections are directed.
 func (s *ReusePortSteering) PortCount() int { return len(s.groups) }
 
-// randomOffset is the offset of a random number in a BPF program: SKF_AD_OFF + SKF_AD_RANDOM of linux/filter.h.
+// randomOffset is the address of a random number in a BPF program: SKF_AD_OFF + SKF_AD_RANDOM of linux/filter.h.
 const randomOffset = 1<<32 - 0x1000 + 56
 
 // attachProgram attaches a BPF program that selects at random one of the first n sockets of the newer Envoy.
@@ -102,10 +102,10 @@ func (g *socketGroup) attachProgram(n uint32) error {
 		&unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
 }
 
-// duplicateFD duplicates a file descriptor of a child process into this process.
+// duplicateFD returns a duplicate of a child process's file descriptor.
 func duplicateFD(pid, descriptor int) (int, error) { return duplicateThreadFD(pid, 0, descriptor) }
 
-// duplicateThreadFD duplicates a file descriptor of a process, or of a thread if flags is PIDFD_THREAD.
+// duplicateThreadFD returns a duplicate of a file descriptor of a process, or of a thread if flags is PIDFD_THREAD.
 func duplicateThreadFD(id, flags, descriptor int) (int, error) {
 	handle, err := unix.PidfdOpen(id, flags)
 	if err != nil {
@@ -115,10 +115,10 @@ func duplicateThreadFD(id, flags, descriptor int) (int, error) {
 	return unix.PidfdGetfd(handle, descriptor, 0)
 }
 
-// listenSockets contains the listening TCP sockets of a process's network namespace, by address.
+// listenSockets contains the listening TCP sockets in a process's network namespace, by address.
 type listenSockets struct {
-	all map[string]int   // number of sockets of all processes
-	own map[string][]int // file descriptors of the process's sockets
+	all map[string]int   // number of sockets, of any process
+	own map[string][]int // file descriptors of this process's sockets
 }
 
 func listListeners(pid int) (listenSockets, error) {
@@ -150,7 +150,8 @@ func socketDescriptors(pid int) (map[string]int, error) {
 	found := make(map[string]int)
 	for _, e := range entries {
 		target, err := os.Readlink(filepath.Join(dir, e.Name()))
-		if errors.Is(err, fs.ErrPermission) { // listing the descriptors may be permitted although reading them is not
+		// A process that may list the descriptors may still not be permitted to read them.
+		if errors.Is(err, fs.ErrPermission) {
 			return nil, err
 		}
 		inode, isSocket := strings.CutPrefix(target, "socket:[")

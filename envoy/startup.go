@@ -13,7 +13,8 @@ const readinessStats = `^(cluster_manager\.(cds\.update_(success|rejected)|warmi
 	`|listener_manager\.(lds\.update_(success|rejected)|workers_started)` +
 	`|control_plane\.connected_state|cluster\..*\.warming_state)$`
 
-// evaluateStart checks the steps of Envoy's start in order, and returns why the first incomplete one is not done.
+// evaluateStart checks the steps of Envoy's start in order. It returns the reason why the first incomplete step is not
+// complete.
 func (r *Readiness) evaluateStart(ctx context.Context, state string, stats map[string]uint64) health.Condition {
 	var c health.Condition
 	switch {
@@ -34,7 +35,8 @@ func (r *Readiness) evaluateStart(ctx context.Context, state string, stats map[s
 	return c
 }
 
-// checkMissingStats returns a condition if Envoy runs but its bootstrap excludes the statistics of accepted resources.
+// checkMissingStats returns a condition if Envoy runs, but its bootstrap excludes the statistics about accepted
+// resources.
 func checkMissingStats(prefix, state string, stats map[string]uint64) (c health.Condition, ok bool) {
 	if _, known := stats[prefix+".update_success"]; known || state != "LIVE" {
 		return c, false
@@ -45,8 +47,8 @@ func checkMissingStats(prefix, state string, stats map[string]uint64) (c health.
 	}, true
 }
 
-// describeMissing returns why Envoy has not accepted resources of a type yet. If the statistics exclude the connection
-// state, the connection is assumed to exist.
+// describeMissing returns why Envoy has not accepted resources of a type yet. If the statistics exclude the state of
+// the connection to the control plane, it assumes that the connection exists.
 func describeMissing(kind, prefix, state string, stats map[string]uint64) health.Condition {
 	if c, ok := checkMissingStats(prefix, state, stats); ok {
 		return c
@@ -69,12 +71,13 @@ func describeMissing(kind, prefix, state string, stats map[string]uint64) health
 	}
 }
 
-// describeWarming returns which clusters are warming, if the statistics contain them.
+// describeWarming returns the names of the warming clusters, if the statistics contain them.
 func describeWarming(stats map[string]uint64) health.Condition {
 	var names []string
 	for stat, value := range stats {
 		if name, ok := strings.CutSuffix(stat, ".warming_state"); ok && value > 0 {
-			names = append(names, strings.TrimSuffix(strings.TrimPrefix(name, "cluster."), ";")) // control planes add the ; to names in statistics
+			// Control planes append ; to names in statistics.
+			names = append(names, strings.TrimSuffix(strings.TrimPrefix(name, "cluster."), ";"))
 		}
 	}
 	slices.Sort(names)
@@ -84,7 +87,8 @@ func describeWarming(stats map[string]uint64) health.Condition {
 	}
 }
 
-// describeInit returns what Envoy's init manager waits for: "RdsRouteConfigSubscription RDS init …".
+// describeInit returns the name of the target for which Envoy's init manager waits: "RdsRouteConfigSubscription RDS
+// init …".
 func (r *Readiness) describeInit(ctx context.Context) health.Condition {
 	var wire struct {
 		Dumps []struct {

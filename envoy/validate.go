@@ -14,8 +14,9 @@ const (
 	versionTimeout    = 10 * time.Second
 	validateTimeout   = 30 * time.Second
 	maxValidateOutput = 64 << 10
-	// outputWaitDelay limits how long to read a binary's output after its exit: if the binary is a wrapper script, its
-	// children may hold the output open. On a busy machine, reading the output after a normal exit can need a second.
+	// outputWaitDelay limits how long a binary's output is read after the binary's exit. If the binary is a wrapper
+	// script, its children may hold the output open. On a busy machine, reading the output after a normal exit can take
+	// a second.
 	outputWaitDelay = 10 * time.Second
 )
 

@@ -25,8 +25,7 @@ func (v Version) String() string {
 	return s
 }
 
-// Compare compares the numbers of two versions and returns -1, 0 or 1. It ignores Pre: 1.41.0-dev equals 1.41.0,
-// because it already contains everything in 1.40.0.
+// Compare compares the numbers of two versions and returns -1, 0 or 1. It ignores Pre, so 1.41.0-dev equals 1.41.0.
 func (v Version) Compare(o Version) int {
 	return cmp.Or(cmp.Compare(v.Major, o.Major), cmp.Compare(v.Minor, o.Minor), cmp.Compare(v.Patch, o.Patch))
 }
@@ -48,7 +47,7 @@ func ParseVersion(text string) (Version, error) {
 	}
 	var v Version
 	for i, part := range []*int{&v.Major, &v.Minor, &v.Patch} {
-		*part, _ = strconv.Atoi(m[i+1]) // the pattern allows four digits at most
+		*part, _ = strconv.Atoi(m[i+1]) // the pattern matches at most four digits, so Atoi does not fail
 	}
 	v.Pre = m[4]
 	return v, nil

@@ -119,7 +119,7 @@ func queryVersion(ctx context.Context, path string, timeout time.Duration) (Vers
 	return v, nil
 }
 
-// headBuffer stores the beginning of what is written to it.
+// headBuffer stores the beginning of the data that is written to it.
 type headBuffer struct {
 	strings.Builder
 	limit int
@@ -134,8 +134,8 @@ func (b *headBuffer) Write(p []byte) (int, error) {
 
 func (b *headBuffer) firstLine() string { return firstLine(b.String()) }
 
-// versionCache caches the versions of binaries until their files change. If the cache cannot be read, the binaries are
-// queried.
+// versionCache caches the versions of binaries until their files change. If it cannot read its file, it queries the
+// binaries again.
 type versionCache struct {
 	file  string
 	Known map[string]cachedVersion `json:"known"`
@@ -185,7 +185,7 @@ func (m *versionCache) store(path string, v Version) {
 	if err != nil {
 		return
 	}
-	_ = atomicfile.Write(m.file, data) // without the cache, the next start executes Envoy once more
+	_ = atomicfile.Write(m.file, data) // if the write fails, the next start only queries the binary again
 }
 
 // makeCacheDir creates the project's directory in the user's cache directory, if the latter exists.
