@@ -10,13 +10,14 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// OfferHeader is the response header in which a control plane lists the type URLs of resources for agents.
+// OfferHeader is the response header in which a control plane lists the type URLs of the resources that it offers to
+// agents.
 const OfferHeader = "pilotfish-offers"
 
-// LocalType is a resource type for the agent, not for Envoy, for example the DNS name table. The relay subscribes to
-// all resources of the type once per upstream stream, and sends the ACKs and NACKs itself. It subscribes after Envoy's
-// first request for listeners, because control planes do not know the proxy earlier. The subscription contains the
-// versions that the agent has already applied.
+// LocalType is a resource type that the agent itself uses, for example the DNS name table. Once per upstream stream,
+// the relay subscribes to all resources of the type. It sends the ACKs and NACKs itself. It subscribes after Envoy's
+// first request for listeners, because control planes do not know the proxy before that request. The subscription
+// contains the versions that the agent has already applied.
 type LocalType struct {
 	TypeURL string
 	// Offered restricts the subscription to control planes that list the type in OfferHeader. Some control planes close
@@ -38,8 +39,8 @@ func indexLocalTypes(types []LocalType) (map[string]LocalType, error) {
 	return locals, nil
 }
 
-// buildLocalRequests returns the initial requests of the selected local types. A request contains the versions that the
-// agent has applied, so that the control plane does not send a large name table again.
+// buildLocalRequests returns the initial requests of the local types for which selects returns true. A request contains
+// the versions that the agent has applied, so that the control plane does not send a large name table again.
 func (r *Relay) buildLocalRequests(v wire.Variant, selects func(LocalType) bool) []*wire.Message {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -53,8 +54,8 @@ func (r *Relay) buildLocalRequests(v wire.Variant, selects func(LocalType) bool)
 	return messages
 }
 
-// recordApplied records the resource versions of an applied response. It does not record a resource without a version,
-// so the control plane sends that again on the next stream.
+// recordApplied records the resource versions of an applied response. It does not record a resource without a version.
+// The control plane therefore sends such a resource again on the next stream.
 func (r *Relay) recordApplied(applied wire.Response) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -74,7 +75,7 @@ func (r *Relay) recordApplied(applied wire.Response) {
 	}
 }
 
-// applyLocal applies a response of a local type and returns the ACK or NACK.
+// applyLocal applies a response of the local type l and returns the relay's ACK or NACK.
 func (a *upstreamStream) applyLocal(l LocalType, r wire.Response, f *wire.Message) *wire.Message {
 	contents, err := resourceContents(a.proto, f)
 	if err == nil && len(contents) > 0 {

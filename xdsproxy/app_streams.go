@@ -8,13 +8,13 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// maxClients limits the open streams of applications. Each has its own upstream connection.
+// maxClients limits the number of open streams of applications. Each of these streams has its own upstream connection.
 const maxClients = 64
 
 var errTooManyClients = status.Errorf(codes.ResourceExhausted, "applications have the maximum number of xDS streams, %d", maxClients)
 
 // appStreams counts the streams of applications that are xDS clients themselves, such as proxyless gRPC applications.
-// Each stream is independent of all other streams, because each application is a separate xDS client.
+// Each application is a separate xDS client, so each stream is independent of all other streams.
 type appStreams struct {
 	count int
 	// primary is the application stream that uses the relay's connection to the control plane. It is set only with
@@ -26,20 +26,21 @@ type appStreams struct {
 func (r *Relay) classifyStream(s *session) {
 	s.client = r.config.Proxyless || r.config.IsEnvoy != nil && !r.config.IsEnvoy(s.process)
 	s.tracker, s.upstream = r.tracker, r.upstream
-	if !s.client { // the store cannot hold different resources for several applications
+	if !s.client { // the store cannot contain different resources for several applications
 		s.store = r.store.Load()
 	}
 }
 
-// runUplink maintains the stream's own connection to a control plane until ctx ends. It returns at once if the stream
-// uses the relay's connection.
+// runUplink maintains the stream's own connection to a control plane until ctx ends. It returns immediately if the
+// stream uses the relay's connection.
 func (s *session) runUplink(ctx context.Context) {
 	if s.upstream != s.relay.upstream {
 		s.upstream.run(ctx)
 	}
 }
 
-// isSecondary reports whether the relay's status and health exclude the stream.
+// isSecondary reports whether the stream is excluded from the relay's status and health, because it is an application's
+// stream alongside Envoy's.
 func (s *session) isSecondary() bool { return s.client && !s.relay.config.Proxyless }
 
 // addClient registers an application's stream and creates a connection for it, unless it becomes the primary stream.

@@ -12,8 +12,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 )
 
-// credentialWatcher detects that the relay's token or client certificate has expired. An open stream outlives its
-// token. Without the watcher, the expiry would become visible only when the control plane refuses the next connection.
+// credentialWatcher detects that the relay's token or client certificate has expired. A stream stays open after its
+// token has expired. Without the watcher, the expiry would become visible only when the control plane refuses the next
+// connection.
 type credentialWatcher struct {
 	server Server
 	now    func() time.Time
@@ -28,7 +29,8 @@ func newCredentialWatcher(config Config) *credentialWatcher {
 	return &credentialWatcher{server: config.Server, now: config.Now, log: config.Logger}
 }
 
-// refresh reads the credential files again, logs if they became valid or invalid, and returns the problem, or "".
+// refresh reads the credential files again and logs if the credentials became valid or invalid. It returns their
+// problem, or "" if there is none.
 func (w *credentialWatcher) refresh() (problem string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -45,8 +47,8 @@ func (w *credentialWatcher) refresh() (problem string) {
 	return problem
 }
 
-// findProblem returns the problem of the credentials that were read last, or ""; the caller holds mu. A missing token
-// is not a problem if there is a valid client certificate.
+// findProblem returns the problem of the credentials according to the last read, or "". A missing token is not a
+// problem if there is a valid client certificate. The caller holds mu.
 func (w *credentialWatcher) findProblem() string {
 	var problems []string
 	now := w.now()
@@ -70,8 +72,8 @@ func (w *credentialWatcher) isTokenMissing() bool {
 	return false
 }
 
-// currentProblem returns the problem of the credentials, or "". It reads the files again only if the credentials that
-// were read last have a problem.
+// currentProblem returns the problem of the credentials, or "". It reads the files again only if there was a problem at
+// the last read.
 func (w *credentialWatcher) currentProblem() string {
 	w.mu.Lock()
 	problem := w.findProblem()
@@ -82,8 +84,8 @@ func (w *credentialWatcher) currentProblem() string {
 	return w.refresh()
 }
 
-// maxRecheck is the maximum interval between two checks, even if all credentials are valid for longer: the clock may be
-// set, and the machine may be suspended.
+// maxRecheck is the maximum interval between two checks, even if all credentials are valid for longer. A timer alone is
+// not reliable: a user may change the clock, and the machine may be suspended.
 const maxRecheck = 6 * time.Hour
 
 // run checks the credentials periodically and at each expiry until ctx ends. It logs problems.
@@ -92,7 +94,7 @@ func (w *credentialWatcher) run(ctx context.Context) {
 		problem := w.refresh()
 		wait := maxRecheck
 		if problem != "" {
-			wait = time.Minute // the credential may be renewed soon
+			wait = time.Minute // a program may renew the credential soon
 		}
 		if next := w.nextExpiry(); next > 0 {
 			wait = min(wait, next)
@@ -103,7 +105,7 @@ func (w *credentialWatcher) run(ctx context.Context) {
 	}
 }
 
-// nextExpiry returns the time until the next credential expires, or 0 if none will.
+// nextExpiry returns the time until the next credential expires, or 0 if no credential will expire.
 func (w *credentialWatcher) nextExpiry() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -10,17 +10,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
-// envoyHandover determines which Envoy process is served. During a hot restart two of them run. The relay then serves
-// the newer process, and the older one continues with the configuration that it has: a control plane must not see two
-// streams of one proxy. If the newer process exits, the older one is served again.
+// envoyHandover determines which Envoy process the relay serves. During a hot restart two Envoys run. The relay then
+// serves the newer process, and the older one continues with the configuration that it has, because a control plane
+// must not see two streams of one proxy. If the newer process exits, the relay serves the older one again.
 type envoyHandover struct {
 	// processes are the PIDs of Envoys, oldest first.
 	processes []int32
-	// released is closed when the active stream ends; nil if no stream waits for this.
+	// released is closed when the active stream ends. It is nil if no stream waits for this.
 	released chan struct{}
 }
 
-// maxProcesses limits the recorded PIDs. Processes that have exited are not needed.
+// maxProcesses limits the recorded PIDs. The PIDs of processes that have exited are not needed.
 const maxProcesses = 16
 
 // peerOf returns the peer of a stream, or the zero Peer if it is unknown.
@@ -38,7 +38,7 @@ func peerPID(ctx context.Context) int32 {
 	return peerOf(ctx).PID
 }
 
-// position returns the index of a PID in processes, and appends an unknown PID. The newer process has the higher index.
+// position returns the index of a PID in processes. It appends an unknown PID, so a newer process has a higher index.
 func (s *envoyHandover) position(process int32) int {
 	if i := slices.Index(s.processes, process); i >= 0 {
 		return i
@@ -50,8 +50,8 @@ func (s *envoyHandover) position(process int32) int {
 	return len(s.processes) - 1
 }
 
-// activate makes s the active session. It blocks while a newer Envoy's session is active. The session of an application
-// is only registered.
+// activate makes s the active session. It blocks while a newer Envoy's session is active. If s is the session of an
+// application, activate only registers it.
 func (r *Relay) activate(s *session) error {
 	if s.client {
 		r.mu.Lock()
@@ -93,7 +93,7 @@ func (r *Relay) tryActivate(s *session) (wait <-chan struct{}) {
 	return nil
 }
 
-// removeSession unregisters a session that has ended. An older Envoy that waits is served next.
+// removeSession unregisters a session that has ended. If an older Envoy waits, the relay then serves that Envoy.
 func (r *Relay) removeSession(s *session) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -16,26 +16,28 @@ import (
 // healthType is the type URL of health reports of VM workloads in Istio.
 const healthType = "type.googleapis.com/istio.v1.HealthInformation"
 
-// appHealth is the application's health that the relay reports to the control plane. The zero value reports nothing.
+// appHealth is the application's health, which the relay reports to the control plane. The zero value reports nothing.
 type appHealth struct {
 	mu      sync.Mutex
 	report  healthReport
-	changed chan struct{} // closed at the next change; nil while no goroutine waits
+	changed chan struct{} // closed at the next change; nil while no goroutine waits for one
 }
 
-// healthReport is the health of the application. The zero value means that it is unknown; it is not sent.
+// healthReport is the health of the application. The zero value means that the health is unknown, and the relay does
+// not send it.
 type healthReport struct {
 	known, healthy bool
 	message        string
 }
 
-// ReportHealth reports the application's health to the control plane; message is the reason if it is unhealthy. A
-// report is sent when the health changes, and once on each new stream. The relay sends it after Envoy's first request
-// for listeners, because control planes do not know the proxy earlier. ReportHealth never blocks.
+// ReportHealth reports the application's health to the control plane. If the application is unhealthy, message is the
+// reason. The relay sends a report when the health changes, and once on each new stream. It sends the first report
+// after Envoy's first request for listeners, because control planes do not know the proxy before that request.
+// ReportHealth never blocks.
 func (r *Relay) ReportHealth(healthy bool, message string) { r.appHealth.set(healthy, message) }
 
-// set stores the health if it has changed. It ignores a new message for the same health: the error text of a probe may
-// differ each time, for example in the client port, and each probe would then cause a report.
+// set stores the health if it has changed. It ignores a new message for the same health. The error text of a probe may
+// contain a port that differs each time, and each probe would then cause a report.
 func (h *appHealth) set(healthy bool, message string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -44,7 +46,7 @@ func (h *appHealth) set(healthy bool, message string) {
 	}
 	h.report = healthReport{known: true, healthy: healthy}
 	if !healthy {
-		// Protobuf strings must be UTF-8, and the application's output may not be.
+		// Protobuf strings must be UTF-8, but the application's output may not be.
 		h.report.message = strings.ToValidUTF8(message[:min(len(message), wire.MaxString)], "\uFFFD")
 	}
 	if h.changed != nil {
@@ -63,7 +65,7 @@ func (h *appHealth) current() (healthReport, <-chan struct{}) {
 	return h.report, h.changed
 }
 
-// encode returns the report as a discovery request. In Istio, error_detail means "unhealthy".
+// encode returns the report as a discovery request. Istio's control plane interprets error_detail as "unhealthy".
 func (r healthReport) encode(v wire.Variant) (*wire.Message, error) {
 	var detail *rpcstatus.Status
 	if !r.healthy {
@@ -88,8 +90,8 @@ type healthReporter struct {
 	lastSent healthReport
 }
 
-// report sends a changed report, and returns a channel that is closed at the next change. Before Envoy's first request
-// for listeners it sends nothing and returns nil.
+// report sends a changed report. It returns a channel that is closed at the next change. Before Envoy's first request
+// for listeners, it sends nothing and returns nil.
 func (h *healthReporter) report(listening bool) (<-chan struct{}, error) {
 	if !listening {
 		return nil, nil

@@ -9,19 +9,20 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
-// envoyState is the state of one Envoy process. It is per process, because a restarted Envoy has no configuration.
+// envoyState is the state of one Envoy process. Each process has its own state, because a restarted Envoy has no
+// configuration.
 type envoyState struct {
-	since       time.Time // when its first stream started
-	hasResponse bool      // a control plane has sent it a response
-	// rejectedTypes are the types of which Envoy has rejected every response so far. Without them it cannot serve
-	// requests. The value has the time of the first NACK and the reason of the newest.
-	// acceptedTypes are the types of which Envoy has accepted a response. The value is the NACK of the newest response,
-	// or nil if Envoy accepted that.
+	since       time.Time // start time of its first stream
+	hasResponse bool      // a control plane has sent a response to this Envoy
+	// rejectedTypes contains the resource types of which Envoy has rejected every response so far. Without resources of
+	// these types, Envoy cannot serve requests. The value contains the time of the first NACK and the reason of the
+	// newest one. acceptedTypes contains the types of which Envoy has accepted a response. The value is the NACK of the
+	// newest response, or nil if Envoy accepted that response.
 	rejectedTypes, acceptedTypes map[string]*Nack
 }
 
-// ensureEnvoy returns the state of a process and creates it if necessary; the caller holds mu. At maxProcesses states it
-// first deletes them all, because nearly all of those processes have exited.
+// ensureEnvoy returns the state of a process, and creates it if necessary. If there are maxProcesses states, it deletes
+// all of them before, because nearly all of their processes have exited. The caller holds mu.
 func (l *statusTracker) ensureEnvoy(process int32) *envoyState {
 	b := l.envoys[process]
 	if b == nil {
@@ -51,7 +52,7 @@ func (b *envoyState) acknowledge(a *typeTracker) {
 	b.acceptedTypes[a.TypeURL] = nil
 }
 
-// condition returns the condition of the Envoy process, or of the active one if the process is unknown.
+// condition returns the condition of the Envoy process, or of the active Envoy if the process is unknown.
 func (l *statusTracker) condition(process int32, lossLimit time.Duration) health.Condition {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -82,8 +83,8 @@ func (l *statusTracker) condition(process int32, lossLimit time.Duration) health
 	return c
 }
 
-// conditionForClients returns the condition for proxyless applications. They start only when the agent is ready, so
-// before their first request a connection to the control plane is sufficient.
+// conditionForClients returns the condition for proxyless applications. Applications start only when the agent is
+// ready. Before their first request, a connection to the control plane is therefore sufficient.
 func (l *statusTracker) conditionForClients(lossLimit time.Duration) health.Condition {
 	l.mu.Lock()
 	hasRequest, reached := len(l.envoys) > 0, l.upstream != "" && l.reason == ""

@@ -9,7 +9,7 @@ import (
 // truncate returns at most the first wire.MaxString bytes of text.
 func truncate(text string) string { return text[:min(len(text), wire.MaxString)] }
 
-// maxEvents and maxNacks limit the stored events. NACKs are also stored in a separate list, because frequent endpoint
+// maxEvents and maxNacks limit the stored events. NACKs are also in a list of their own, because frequent endpoint
 // updates displace older events within seconds.
 const (
 	maxEvents = 256
@@ -24,15 +24,16 @@ type Event struct {
 	TypeURL string `json:"typeUrl,omitempty"`
 	Version string `json:"version,omitempty"`
 	Nonce   string `json:"nonce,omitempty"`
-	// Resources and Removed are the numbers of resources in a response, or of names that a request adds and removes.
+	// Resources is the number of resources in a response, or of names that a request adds. Removed is the number of
+	// resources or names that it removes.
 	Resources int `json:"resources,omitempty"`
 	Removed   int `json:"removed,omitempty"`
 	Bytes     int `json:"bytes,omitempty"`
-	// Names are the resources that Envoy rejected with this NACK.
+	// Names lists the resources that Envoy rejected with this NACK.
 	Names  []string `json:"names,omitempty"`
 	Reason string   `json:"reason,omitempty"`
-	// Address is the address of the control plane, set in connected and disconnected events. Process is the PID of
-	// Envoy, set in envoy and envoy-gone events.
+	// Address is the address of the control plane. It is set in connected and disconnected events. Process is the PID
+	// of Envoy. It is set in envoy and envoy-gone events.
 	Address string `json:"address,omitempty"`
 	Process int    `json:"pid,omitempty"`
 }
@@ -44,13 +45,13 @@ const (
 	EventEnvoy        = "envoy"        // an Envoy started a stream
 	EventEnvoyGone    = "envoy-gone"   // Envoy's stream ended
 	EventSubscribe    = "subscribe"    // Envoy changed its subscription
-	EventResponse     = "response"     // a response was sent to Envoy
+	EventResponse     = "response"     // the relay sent a response to Envoy
 	EventAck          = "ack"          // Envoy accepted a response
 	EventNack         = "nack"         // Envoy rejected a response
 )
 
-// History contains the latest events, oldest first. Nacks are the latest NACKs, including those that Events no longer
-// contains.
+// History contains the latest events, oldest first. Nacks contains the latest NACKs, including those that are no longer
+// in Events.
 type History struct {
 	Events []Event `json:"events"`
 	Nacks  []Event `json:"nacks"`
@@ -77,7 +78,7 @@ func (r *ring) all() []Event {
 	return slices.Concat(r.events[r.next:], r.events[:r.next])
 }
 
-// addEvent stores an event; the caller holds mu.
+// addEvent stores an event. The caller holds mu.
 func (l *statusTracker) addEvent(e Event) {
 	e.Time, e.Version, e.Nonce = l.now(), truncate(e.Version), truncate(e.Nonce)
 	l.events.add(e)

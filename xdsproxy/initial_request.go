@@ -6,8 +6,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
-// initialRequest returns the first request of a type on an upstream stream: Envoy's subscription, and the versions of
-// the resources that Envoy has.
+// initialRequest returns the first request for a type on an upstream stream. It contains Envoy's subscription, and the
+// versions of the resources that Envoy has.
 func (s *streamState) initialRequest(t *typeState, node []byte) *wire.Message {
 	if s.proto == wire.SotW {
 		return wire.NewMessage(t.sotwRequest(node, s.hideVersions))
@@ -17,7 +17,8 @@ func (s *streamState) initialRequest(t *typeState, node []byte) *wire.Message {
 		b = wire.AppendBytes(b, wire.DeltaNode, node)
 	}
 	b = wire.AppendText(b, wire.DeltaType, t.url)
-	// A first request without names subscribes to all resources. A request with names does so only if it contains "*".
+	// A first request without names subscribes to all resources. A request with names does so only if the name "*" is
+	// among them.
 	if t.all && (!t.isImplicit || len(t.names) > 0) {
 		b = wire.AppendText(b, wire.DeltaSubscribe, wire.Wildcard)
 	}
@@ -32,8 +33,8 @@ func (s *streamState) initialRequest(t *typeState, node []byte) *wire.Message {
 	return wire.NewMessage(b)
 }
 
-// knownVersions returns the versions of the resources that Envoy has, by name. A version is empty if it is uncertain.
-// The control plane then sends the resource again or reports its removal.
+// knownVersions returns the versions of the resources that Envoy has, by name. If a version is uncertain, it returns an
+// empty version. The control plane then sends the resource again or reports its removal.
 func (t *typeState) knownVersions(hideVersions bool) map[string]string {
 	if !hideVersions && len(t.pending) == 0 {
 		return t.heldVersions
@@ -49,7 +50,8 @@ func (t *typeState) knownVersions(hideVersions bool) map[string]string {
 	for _, p := range t.pending {
 		epoch, _ := splitNonce(p.nonce)
 		for _, one := range p.Resources {
-			if epoch == 0 && !hideVersions { // from the last accepted configuration: Envoy has accepted it before
+			// The resource is from the last accepted configuration, so Envoy accepted it before.
+			if epoch == 0 && !hideVersions {
 				known[one.Name] = one.Version
 			} else {
 				known[one.Name] = ""
@@ -74,7 +76,7 @@ func (t *typeState) sotwRequest(node []byte, hideVersions bool) []byte {
 	return wire.AppendText(b, wire.SotWType, t.url)
 }
 
-// subscriptionRequest returns a delta request that only changes the subscription as r does. It omits r's ACK or NACK.
+// subscriptionRequest returns a delta request with the subscription changes of r, but without the ACK or NACK of r.
 func subscriptionRequest(r wire.Request) *wire.Message {
 	b := wire.AppendText(nil, wire.DeltaType, r.TypeURL)
 	for _, name := range r.Subscribe {
@@ -86,8 +88,8 @@ func subscriptionRequest(r wire.Request) *wire.Message {
 	return wire.NewMessage(b)
 }
 
-// buildReply returns the relay's own reply to a response: an ACK, or a NACK if reason is not nil. version and names
-// belong in SotW replies only.
+// buildReply returns the relay's own reply to a response: an ACK, or a NACK if reason is not nil. version and names are
+// used only for SotW.
 func buildReply(v wire.Variant, r wire.Response, version string, names []string, reason error) *wire.Message {
 	var b []byte
 	if v == wire.Delta {

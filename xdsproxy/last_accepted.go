@@ -13,16 +13,16 @@ import (
 // LastGood configures the storage of the last accepted configuration: the resources that Envoy has accepted. The zero
 // value disables the storage.
 type LastGood struct {
-	// Dirs are candidate directories; the first usable one is used. A directory must not contain other files.
+	// Dirs lists candidate directories. The relay uses the first usable one. A directory must not contain other files.
 	Dirs []string
-	// MaxBytes limits the total size of the files; zero means lastgood.DefaultMaxBytes.
+	// MaxBytes limits the total size of the files; zero selects lastgood.DefaultMaxBytes.
 	MaxBytes int64
-	// ConnectWait is how long a starting Envoy waits for a connection to a control plane before it receives the last
-	// accepted configuration; zero means 500 ms. If the last attempt to connect failed, Envoy does not wait.
-	// SilenceTimeout is how long it waits for a response on an open connection; zero means 3 s.
+	// ConnectWait is how long a starting Envoy waits for a connection to a control plane before the relay sends it the
+	// last accepted configuration; zero selects 500 ms. If the last attempt to connect failed, Envoy does not wait.
+	// SilenceTimeout is how long Envoy waits for a response on an open connection; zero selects 3 s.
 	ConnectWait, SilenceTimeout time.Duration
 
-	saveDelay, maxSaveDelay time.Duration // set by tests; zero means the defaults of lastgood.Config
+	saveDelay, maxSaveDelay time.Duration // set by tests; zero selects the defaults of lastgood.Config
 }
 
 func (c *LastGood) setDefaults() {
@@ -33,10 +33,10 @@ func (c *LastGood) setDefaults() {
 
 // LastGoodStatus is the state of the last accepted configuration.
 type LastGoodStatus struct {
-	// Served reports that Envoy received the last accepted configuration, and no control plane has responded since.
+	// Served reports whether Envoy received the last accepted configuration, and no control plane has responded since.
 	Served bool `json:"served"`
-	// UpToDate is when Envoy's configuration was last known to be that of the control plane. It is zero while a control
-	// plane is connected.
+	// UpToDate is the last time at which Envoy's configuration was known to be that of the control plane. It is zero
+	// while a control plane is connected.
 	UpToDate time.Time `json:"upToDate,omitzero"`
 	// Storage is the state of the store, or nil if nothing is stored.
 	Storage *lastgood.Status `json:"kept,omitempty"`
@@ -51,7 +51,7 @@ func (r *Relay) openLastGood() *lastgood.Store {
 	return lastgood.Open(lastgood.Config{Dirs: c.Dirs, MaxBytes: c.MaxBytes, Delay: c.saveDelay, MaxDelay: c.maxSaveDelay, Logger: r.log, Now: r.config.Now})
 }
 
-// nextNonce returns a unique nonce for a response that the relay builds.
+// nextNonce returns a unique nonce for a response that the relay itself builds.
 func (r *Relay) nextNonce() string { return strconv.FormatUint(r.nonces.Add(1), 10) }
 
 func (r *Relay) lastGoodStatus() *LastGoodStatus {
@@ -89,7 +89,8 @@ func (r *Relay) registerLastGood(registerer prometheus.Registerer) error {
 			Help: "Seconds since Envoy's configuration was last known to be that of the control plane; 0 while a control plane is connected.",
 		}, func() float64 {
 			if since := r.lastGoodStatus().UpToDate; !since.IsZero() {
-				return max(0, r.config.Now().Sub(since).Seconds()) // the clock may have been set back
+				// The clock may have been set back, so the difference may be negative.
+				return max(0, r.config.Now().Sub(since).Seconds())
 			}
 			return 0
 		}),

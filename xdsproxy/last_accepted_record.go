@@ -12,33 +12,34 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
-// errRestarted ends an upstream stream that the relay itself replaces by a new one.
+// errRestarted is the cause of the end of an upstream stream that the relay itself replaces by a new one.
 var errRestarted = errors.New("the stream is restarted")
 
-// errSilent ends an upstream stream on which an awaited response did not arrive in time.
+// errSilent is the cause of the end of an upstream stream on which an awaited response did not arrive in time.
 var errSilent = errors.New("the control plane does not answer")
 
 // lastGoodRecord is the state of a session for serving the last accepted configuration to Envoy and for recording a new
-// one. It is guarded by the session's mu, except isDue, timer, loading and loadWait, which only session.run uses.
+// one. The session's mu guards it, except isDue, timer, loading and loadWait, which only session.run uses.
 type lastGoodRecord struct {
 	id           lastgood.Identity
-	isIdentified bool // id is known, and the configuration of this client is to be stored
+	isIdentified bool // id is known, and the relay stores the configuration of this client
 	// hadConfig: Envoy already had configuration when its stream started.
 	hadConfig bool
-	// isComplete: Envoy has accepted everything that it requested, and does not need the last accepted configuration.
+	// isComplete: Envoy has accepted everything that it requested, so it does not need the last accepted configuration.
 	isComplete bool
 
-	// isDue: no control plane has responded in time, so the last accepted configuration is to be served. isLoaded: it
-	// was requested from the store.
+	// isDue: no control plane has responded in time, so the relay must serve the last accepted configuration. isLoaded:
+	// the session has requested it from the store.
 	isDue, isLoaded bool
 	// timer fires when ConnectWait has passed.
 	timer <-chan time.Time
 	// loading receives the last accepted configuration; nil if the store is not loading it.
 	loading <-chan *lastgood.Snapshot
-	// loadWait fires when maxLoadWait has passed. While it is not nil, no connection to a control plane is used.
+	// loadWait fires when maxLoadWait has passed. While it is not nil, the session does not use a connection to a
+	// control plane.
 	loadWait <-chan time.Time
-	// snapshot is the last accepted configuration while Envoy is served from it. It is closed when a control plane
-	// responds. upToDate is when it was last known to be that of the control plane.
+	// snapshot is the last accepted configuration while the relay serves Envoy from it. The session closes it when a
+	// control plane responds. upToDate is the last time at which it was known to be that of the control plane.
 	snapshot *lastgood.Snapshot
 	upToDate time.Time
 
@@ -53,22 +54,23 @@ func (k *lastGoodRecord) closeSnapshot() {
 	}
 }
 
-// nodeIdentity returns the identity of a node. It returns false for clients whose configuration is not stored.
+// nodeIdentity returns the identity of a node. ok is false if the relay does not store the configuration of the client.
 func nodeIdentity(v wire.Variant, node []byte) (id lastgood.Identity, ok bool) {
 	var n corev3.Node
 	if err := proto.Unmarshal(node, &n); err != nil || n.Id == "" {
 		return id, false
 	}
-	// A client that is not Envoy may use the same node.
+	// A client that is not Envoy may have the same node as Envoy.
 	if agent := n.UserAgentName; agent != "" && agent != "envoy" {
 		return id, false
 	}
 	return lastgood.Identity{Node: n.Id, Cluster: n.Cluster, Protocol: v.String()}, true
 }
 
-// recordResponse records that a control plane sent the response m; m is nil if another source sent it. It closes the
-// snapshot, because the control plane now serves Envoy. It returns a reference to m, which is stored if Envoy accepts
-// the response, or nil if the response is not to be stored. The caller holds mu.
+// recordResponse records that a control plane sent the response r. m is its message, or nil if the response is not from
+// a control plane. It closes the snapshot, because the control plane now serves Envoy. It returns a reference to m for
+// the store, which stores it if Envoy accepts the response, or nil if the response must not be stored. The caller holds
+// mu.
 func (s *session) recordResponse(r wire.Response, m *wire.Message) *wire.Message {
 	if m == nil {
 		return nil
@@ -91,7 +93,8 @@ func (s *session) recordResponse(r wire.Response, m *wire.Message) *wire.Message
 	return m.Share()
 }
 
-// recordRequest records the effects of a request: its ACK or NACK, and dropped subscriptions. The caller holds mu.
+// recordRequest records the effects of a request: the ACK or NACK that it contains, and the subscriptions that it ends.
+// The caller holds mu.
 func (s *session) recordRequest(h requestInfo) {
 	k := &s.record
 	if s.store == nil {
@@ -112,7 +115,7 @@ func (s *session) recordRequest(h requestInfo) {
 	}
 }
 
-// recordReply records Envoy's ACK or NACK of a response, and the names that Envoy no longer requests.
+// recordReply records that Envoy ACKed or NACKed a response, and which names Envoy no longer requests.
 func (s *session) recordReply(h requestInfo) {
 	r := s.record.recording
 	if m := h.repliedTo.message; m != nil {
@@ -132,8 +135,8 @@ func (s *session) recordReply(h requestInfo) {
 	r.Remove(h.TypeURL, h.dropped)
 }
 
-// isFullState reports whether a SotW response of the type contains all resources. Of all types except clusters and
-// listeners, a server may send only the changed resources.
+// isFullState reports whether a SotW response of the type contains all resources. For types other than clusters and
+// listeners, a response may contain only the changed resources.
 func isFullState(typeURL string) bool { return typeURL == clusterType || typeURL == listenerType }
 
 // typesToPrune returns the types whose files may contain resources that Envoy no longer has.
@@ -146,7 +149,7 @@ func (s *streamState) typesToPrune() (types []string) {
 	return types
 }
 
-// isHeld reports whether Envoy has a resource (delta) or requests it (SotW).
+// isHeld reports whether Envoy has a resource (delta), or requests it (SotW).
 func (s *session) isHeld(typeURL, name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -161,8 +164,8 @@ func (s *session) isHeld(typeURL, name string) bool {
 	return held
 }
 
-// rejectedNames returns the resources that a NACK names as rejected. isPartial reports whether Envoy accepted the rest
-// of the response, which it does only for clusters and listeners in delta.
+// rejectedNames returns the names of the resources that a NACK reports as rejected. isPartial reports whether Envoy
+// accepted the rest of the response. Envoy does so only for clusters and listeners in delta.
 func rejectedNames(v wire.Variant, h requestInfo) (bad []string, isPartial bool) {
 	if h.reply != nack || v != wire.Delta || !isFullState(h.TypeURL) || len(h.Reason) >= wire.MaxString || strings.HasSuffix(h.Reason, "(truncated)") {
 		return nil, false
@@ -175,7 +178,7 @@ func rejectedNames(v wire.Variant, h requestInfo) (bad []string, isPartial bool)
 	return bad, len(bad) > 0 && len(bad) < len(h.repliedTo.Resources)
 }
 
-// confirmUpToDate records in the store that Envoy's configuration is that of the control plane.
+// confirmUpToDate records in the store that Envoy's configuration is currently that of the control plane.
 func (s *session) confirmUpToDate() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -12,19 +12,19 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
-// maxStoredResponse is the size in bytes at which a response from the last accepted configuration is split. Clusters
-// and listeners in SotW are not split, because one response must contain them all.
+// maxStoredResponse is the size in bytes above which the relay splits a response from the last accepted configuration.
+// It does not split SotW responses with clusters or listeners, because one response must contain all of them.
 const maxStoredResponse = 1 << 20
 
-// maxLoadWait limits how long a session waits for the store before it uses a connection to a control plane. The disk may
-// hang.
+// maxLoadWait limits how long a session waits for the store before it uses a connection to a control plane. The wait is
+// limited because the disk may hang.
 const maxLoadWait = 5 * time.Second
 
-// maxSilenceDoublings limits how often SilenceTimeout is doubled. It is doubled after each silent upstream stream.
+// maxSilenceDoublings limits how often SilenceTimeout doubles. It doubles after each silent upstream stream.
 const maxSilenceDoublings = 6
 
-// loadIfDue starts to load the last accepted configuration if Envoy needs it and no control plane is reachable. Before
-// ConnectWait has passed, it returns a channel that fires at that time instead. Otherwise it returns nil.
+// loadIfDue starts to load the last accepted configuration if Envoy needs it and no control plane is reachable. If
+// ConnectWait has not passed yet, it returns a channel that fires at that time. Otherwise it returns nil.
 func (s *session) loadIfDue() <-chan time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -43,8 +43,8 @@ func (s *session) loadIfDue() <-chan time.Time {
 	return nil
 }
 
-// serveLastGood sends the last accepted configuration to Envoy, unless a control plane has meanwhile sent everything.
-// snapshot is nil if nothing is stored.
+// serveLastGood sends the last accepted configuration to Envoy. It does not if a control plane has sent everything
+// meanwhile. snapshot is nil if nothing is stored.
 func (s *session) serveLastGood(snapshot *lastgood.Snapshot) error {
 	s.mu.Lock()
 	k := &s.record
@@ -59,7 +59,7 @@ func (s *session) serveLastGood(snapshot *lastgood.Snapshot) error {
 		return snapshot.Close()
 	}
 	k.snapshot, k.upToDate = snapshot, snapshot.UpToDate
-	if k.recording != nil { // do not store the resources of a control plane that failed before it had sent everything
+	if k.recording != nil { // do not store resources from a control plane that failed before it had sent everything
 		k.recording.Discard()
 	}
 	order := append([]string(nil), s.state.typeOrder...)
@@ -75,14 +75,14 @@ func (s *session) serveLastGood(snapshot *lastgood.Snapshot) error {
 	return nil
 }
 
-// needsLastGood reports whether Envoy needs the last accepted configuration: it started without configuration, and no
-// control plane has sent all that it requested. The caller holds mu.
+// needsLastGood reports whether Envoy needs the last accepted configuration. It does if it started without
+// configuration, and no control plane has sent everything that it requested. The caller holds mu.
 func (s *session) needsLastGood() bool {
 	k := &s.record
 	return s.store != nil && k.isIdentified && !k.hadConfig && !k.isLoaded && !k.isComplete
 }
 
-// serveFromLastGood responds to a request of Envoy with stored resources, while no control plane responds.
+// serveFromLastGood responds to a request of Envoy with stored resources. It is called while no control plane responds.
 func (s *session) serveFromLastGood(h requestInfo) {
 	names := h.Subscribe
 	if h.first || s.proto == wire.SotW {
@@ -97,7 +97,7 @@ func (s *session) serveFromLastGood(h requestInfo) {
 	}
 }
 
-// sendStoredResources sends the stored resources with the names. If names is nil, it sends all resources of the type
+// sendStoredResources sends the stored resources with these names. If names is nil, it sends all resources of the type
 // that Envoy requests.
 func (s *session) sendStoredResources(typeURL string, names []string) error {
 	for first := true; first || len(names) > 0; first = false {
@@ -112,7 +112,8 @@ func (s *session) sendStoredResources(typeURL string, names []string) error {
 	return nil
 }
 
-// sendStoredResponse sends a stored response to Envoy. If its type has a Rewriter, it sends it asynchronously.
+// sendStoredResponse sends a stored response to Envoy. If there is a Rewriter for its type, it sends the response
+// asynchronously.
 func (s *session) sendStoredResponse(r wire.Response, f *wire.Message) error {
 	rewrite, ok := s.relay.config.Rewrite[r.TypeURL]
 	if !ok {
@@ -131,7 +132,8 @@ func (s *session) sendStoredResponse(r wire.Response, f *wire.Message) error {
 	return nil
 }
 
-// sendRewrittenStored sends a rewritten stored response, unless a control plane has sent the type meanwhile.
+// sendRewrittenStored sends a rewritten stored response, unless a control plane has sent resources of the type
+// meanwhile.
 func (s *session) sendRewrittenStored(rewrite Rewriter, job rewriteJob, changed *wire.Message, retries []Resource) error {
 	s.retries.mu.Lock()
 	defer s.retries.mu.Unlock()
@@ -150,13 +152,13 @@ func (s *session) sendRewrittenStored(rewrite Rewriter, job rewriteJob, changed 
 type storedResponse struct {
 	wire.Response
 	message *wire.Message
-	// pieces are the encoded fields, size bytes in all. Each resource is a separate piece to avoid a copy.
+	// pieces contains the encoded fields, size bytes in all. Each resource is a separate piece to avoid a copy.
 	pieces mem.BufferSlice
 	size   int
 }
 
-// buildStored builds one response from stored resources and returns the names that did not fit. The response has no
-// message if Envoy has not requested the type or a control plane has responded meanwhile.
+// buildStored builds one response from stored resources and returns in rest the names that did not fit. The response
+// has no message if Envoy has not requested the type or a control plane has responded meanwhile.
 func (s *session) buildStored(typeURL string, names []string) (c storedResponse, rest []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -172,7 +174,7 @@ func (s *session) buildStored(typeURL string, names []string) (c storedResponse,
 		names = s.state.expandNames(t, snapshot)
 	}
 	isSingle, last := s.proto == wire.SotW && isFullState(typeURL), ""
-	// The virtual hosts of one route configuration are not split either.
+	// Do not split the virtual hosts of one route configuration.
 	for len(names) > 0 && (isSingle || c.size < maxStoredResponse || typeURL == virtualHostType && routeName(names[0]) == last) {
 		last = routeName(names[0])
 		if err := c.addResource(s.proto, snapshot, typeURL, names[0]); err != nil {
@@ -184,7 +186,8 @@ func (s *session) buildStored(typeURL string, names []string) (c storedResponse,
 	return c, names
 }
 
-// addResource adds a resource to the response. If the resource is not stored, a delta response removes it.
+// addResource adds a resource to the response. If the resource is not stored, it adds the name to the removed resources
+// of a delta response.
 func (c *storedResponse) addResource(v wire.Variant, snapshot *lastgood.Snapshot, typeURL, name string) error {
 	version, content, ok, err := snapshot.Resource(typeURL, name)
 	switch {
@@ -219,7 +222,8 @@ func (c *storedResponse) finish(typeURL, version, nonce string) {
 	c.message = &wire.Message{Data: c.pieces}
 }
 
-// expandNames returns the names of all resources of a type that Envoy requests, with wildcards expanded.
+// expandNames returns the names of all stored resources of a type that Envoy requests. It replaces a wildcard by the
+// names.
 func (s *streamState) expandNames(t *typeState, snapshot *lastgood.Snapshot) []string {
 	_, hasWildcard := t.names[wire.Wildcard]
 	v, names := s.proto, sortedKeys(t.names)
@@ -245,8 +249,8 @@ func (s *streamState) expandNames(t *typeState, snapshot *lastgood.Snapshot) []s
 	return names
 }
 
-// extraNames returns the resources that Envoy has but that are not stored: a control plane failed before it had sent
-// everything. The response removes them, so that Envoy's configuration is consistent.
+// extraNames returns the names of resources that Envoy has but that are not stored, because a control plane failed
+// before it had sent everything. The response removes them, so that Envoy's configuration is consistent.
 func (t *typeState) extraNames(snapshot *lastgood.Snapshot) (names []string) {
 	for _, name := range sortedKeys(t.knownVersions(true)) {
 		if _, ok := t.names[name]; !ok && !snapshot.HasResource(t.url, name) {
@@ -256,10 +260,10 @@ func (t *typeState) extraNames(snapshot *lastgood.Snapshot) (names []string) {
 	return names
 }
 
-// monitorSilence cancels an upstream stream with errSilent if an awaited response does not arrive in time. It does so
-// only while Envoy has no listeners, and only if the last accepted configuration or another control plane is available.
-// If a response arrives slowly, monitorSilence restarts the stream once, so that Envoy receives the last accepted
-// configuration meanwhile. The caller must call stop when the stream ends.
+// monitorSilence cancels an upstream stream with errSilent if a response for which Envoy waits does not arrive in time.
+// It does so only while Envoy has no listeners, and only if the last accepted configuration or another control plane is
+// available. If a response arrives slowly, monitorSilence restarts the stream once, so that Envoy receives the last
+// accepted configuration meanwhile. The caller must call stop when the stream ends.
 func (s *session) monitorSilence(a *upstreamStream, cancel context.CancelCauseFunc) (stop func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -291,8 +295,8 @@ func (s *session) monitorSilence(a *upstreamStream, cancel context.CancelCauseFu
 	}
 }
 
-// restartSlowStream cancels the upstream stream with errRestarted if a stored configuration can be served first, and
-// reports whether it did. The caller holds mu.
+// restartSlowStream cancels the upstream stream with errRestarted if the relay can serve a stored configuration
+// meanwhile. It reports whether it did. The caller holds mu.
 func (s *session) restartSlowStream(cancel context.CancelCauseFunc) bool {
 	if !s.needsLastGood() || s.store.Status().Bytes == 0 {
 		return false
@@ -301,8 +305,8 @@ func (s *session) restartSlowStream(cancel context.CancelCauseFunc) bool {
 	return true
 }
 
-// recordStoredResponse records that a response from the last accepted configuration is sent to Envoy. The configuration
-// was last known to be that of the control plane at upToDate.
+// recordStoredResponse records that the relay sends a response from the last accepted configuration to Envoy. upToDate
+// is the last time at which this configuration was known to be that of the control plane.
 func (l *statusTracker) recordStoredResponse(r wire.Response, upToDate time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -8,23 +8,23 @@ import (
 )
 
 const (
-	// largeMessage is the size in bytes from which a message causes a release.
+	// largeMessage is the minimum size in bytes of a message that causes a release.
 	largeMessage = 256 << 10
-	// releaseDelay is the time from the last large message until the release. It is longer than the delay of a save.
+	// releaseDelay is the time between the last large message and the release. It is longer than the delay of a save.
 	releaseDelay = 10 * time.Second
 )
 
 // memoryReleaser returns the memory of large messages to the kernel. Without it, gRPC's buffers remain in memory until
-// the second periodic garbage collection, 4 minutes later. The aim is at most 10 MiB of the agent's own memory
-// (RssAnon) at rest. With the clusters of 1,000 services the agent uses 8.6 MiB after the release; without it 12.8 MiB
-// for 4 minutes. With 4,000 services it uses 10.6 MiB after the release; without it 25.8 MiB for 4 minutes, then 13.9 MiB,
-// and 11.4 MiB after 6 minutes.
+// the second periodic garbage collection, 4 minutes later. The goal is that an idle agent has at most 10 MiB of memory
+// of its own (RssAnon). With the clusters of 1,000 services, the agent uses 8.6 MiB after the release; without the
+// release it uses 12.8 MiB for 4 minutes. With 4,000 services, it uses 10.6 MiB after the release; without the release
+// it uses 25.8 MiB for 4 minutes, then 13.9 MiB, and 11.4 MiB after 6 minutes.
 type memoryReleaser struct {
 	mu    sync.Mutex
 	timer *time.Timer
 }
 
-// observe schedules a release, or postpones a scheduled one, if the message is large.
+// observe schedules a release if the message is large. It postpones a release that is already scheduled.
 func (m *memoryReleaser) observe(size int) {
 	if size < largeMessage {
 		return
@@ -48,6 +48,6 @@ func (m *memoryReleaser) stop() {
 }
 
 func releaseMemory() {
-	runtime.GC() // a sync.Pool drops unused buffers only at the second collection, which FreeOSMemory does
+	runtime.GC() // A sync.Pool drops unused buffers only at the second collection. FreeOSMemory does that one.
 	debug.FreeOSMemory()
 }

@@ -39,7 +39,7 @@ func newMetrics() *metrics {
 	ends := func(name, help string) *prometheus.CounterVec {
 		v := vector(name, help)
 		for _, kind := range []string{endError, endCancel} {
-			v.WithLabelValues(kind) // start at 0, so that the first ended stream is visible as an increase
+			v.WithLabelValues(kind) // start at 0, so that increase() shows the first ended stream
 		}
 		return v
 	}
@@ -89,14 +89,15 @@ func (m *metrics) register(registerer prometheus.Registerer, tracker *statusTrac
 	return nil
 }
 
-// typeMetrics are the metrics of one resource type. They are looked up only once, because updates are frequent.
+// typeMetrics contains the metrics of one resource type. The relay looks them up only once per type, because updates
+// are frequent.
 type typeMetrics struct {
 	acks, nacks, responseBytes prometheus.Counter
 	lastAccepted               func() prometheus.Gauge
 }
 
-// newTypeMetrics creates the counters of a type at 0, so that the first NACK is visible as an increase. The gauge of the
-// last ACK's time is created at the first ACK.
+// newTypeMetrics returns the metrics of a type. It sets the counters to 0, so that increase() shows the first NACK. The
+// gauge with the time of the last ACK is created at the first ACK.
 func (m *metrics) newTypeMetrics(typeURL string) typeMetrics {
 	name := shortType(typeURL)
 	return typeMetrics{
@@ -105,7 +106,7 @@ func (m *metrics) newTypeMetrics(typeURL string) typeMetrics {
 	}
 }
 
-// observeRequest updates the size of the largest request.
+// observeRequest updates the metric with the size of the largest request.
 func (m *metrics) observeRequest(bytes int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -115,7 +116,8 @@ func (m *metrics) observeRequest(bytes int) {
 	}
 }
 
-// countEnd counts the end of a stream like Istio's agent: "cancel" for an orderly end, "error" otherwise.
+// countEnd counts the end of a stream in the same way as Istio's agent: as "cancel" after an orderly end, otherwise as
+// "error".
 func (m *metrics) countEnd(vector *prometheus.CounterVec, err error) {
 	kind := endError
 	if isOrderly(err) {
@@ -127,7 +129,7 @@ func (m *metrics) countEnd(vector *prometheus.CounterVec, err error) {
 var rejectedResources = prometheus.NewDesc("pilotfish_xds_rejected_resources",
 	"Resources that Envoy currently rejects and names in its NACKs, by type.", []string{"type"}, nil)
 
-// rejectedCollector is a prometheus.Collector that counts the rejected resources at each scrape.
+// rejectedCollector is a prometheus.Collector. At each scrape it counts the resources that Envoy rejects.
 type rejectedCollector struct{ tracker *statusTracker }
 
 func (c rejectedCollector) Describe(descriptions chan<- *prometheus.Desc) {

@@ -6,8 +6,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
-// maxOutbox limits the relay's own requests that wait to be sent on an upstream stream. The oldest are dropped first,
-// because a newer ACK or NACK supersedes an older one.
+// maxOutbox limits the relay's own requests that are queued for an upstream stream. At the limit the oldest request is
+// dropped, because a newer ACK or NACK supersedes an older one.
 const maxOutbox = 256
 
 // outbox queues the relay's own requests, such as the ACKs of local types. It never blocks. A control plane that does

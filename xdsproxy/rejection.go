@@ -16,10 +16,10 @@ const maxRejected = 64
 // ResourceNack is a resource that Envoy rejected and has not accepted in another version since.
 type ResourceNack struct {
 	Name string `json:"name"`
-	// Version is the version of the resource in delta, and of the response in SotW.
+	// Version is the version of the resource in delta, or of the response in SotW.
 	Version string `json:"version,omitempty"`
 	// Reason is Envoy's error message about the resource. Count is the number of NACKs that name the resource. Since is
-	// the time of the first one, and Last that of the newest.
+	// the time of the first of these NACKs, and Last the time of the newest.
 	Reason string    `json:"reason"`
 	Count  uint64    `json:"count"`
 	Since  time.Time `json:"since"`
@@ -73,12 +73,13 @@ func (a *typeTracker) rejectedResources() []ResourceNack {
 
 const (
 	// A control plane may send rejected resources again hundreds of times per second. Therefore at most maxLoggedNacks
-	// NACKs of a type are logged per nackLogInterval, and a NACK with the same reason as the last logged one is not.
+	// NACKs of a type are logged per nackLogInterval. Within an interval, a NACK with the same reason as the last
+	// logged one is not logged again.
 	nackLogInterval = time.Minute
 	maxLoggedNacks  = 10
 )
 
-// nackLogLimiter limits the logged NACKs of one type.
+// nackLogLimiter limits the rate of log lines about NACKs of one type.
 type nackLogLimiter struct {
 	windowStart time.Time
 	logged      int
@@ -86,7 +87,7 @@ type nackLogLimiter struct {
 	suppressed  int
 }
 
-// allow reports whether to log a NACK, and how many were suppressed since the last logged one.
+// allow reports whether to log a NACK, and how many NACKs were not logged since the last logged one.
 func (s *nackLogLimiter) allow(reason string, now time.Time) (suppressed int, ok bool) {
 	if now.Sub(s.windowStart) >= nackLogInterval || now.Before(s.windowStart) {
 		s.windowStart, s.logged = now, 0
@@ -103,13 +104,13 @@ func (s *nackLogLimiter) allow(reason string, now time.Time) (suppressed int, ok
 // resourceMention is a resource that Envoy names in the reason of a NACK.
 type resourceMention struct {
 	wire.Resource
-	reason string // the part of the reason that concerns the resource
+	reason string // the part of the NACK's reason that is about this resource
 	at     int    // index of the name in the reason
 }
 
-// findMentions returns the resources that Envoy names in the reason of a NACK. For clusters and listeners the reason has
-// the format "Error adding/updating cluster(s) a: why, b: why". For most other types it contains no names. If the
-// response contains only one resource, the whole reason concerns it.
+// findMentions returns the resources that Envoy names in the reason of a NACK. For clusters and listeners the reason
+// has the format "Error adding/updating cluster(s) a: why, b: why". For most other types it contains no names. If the
+// response contains only one resource, the whole reason is about that resource.
 func findMentions(resources []wire.Resource, reason string) []resourceMention {
 	if len(resources) == 1 {
 		return []resourceMention{{Resource: resources[0], reason: reason}}
@@ -132,7 +133,7 @@ func findMentions(resources []wire.Resource, reason string) []resourceMention {
 	return found
 }
 
-// indexName returns the index of name in text, or -1. It ignores occurrences inside a longer name.
+// indexName returns the index of name in text, or -1 if it does not occur. It ignores occurrences inside a longer name.
 func indexName(text, name string) int {
 	for start, end := range nameOccurrences(text, name) {
 		if end == len(text) || !isNameByte(text[end]) {

@@ -1,10 +1,10 @@
-// Package xdsproxy relays Envoy's aggregated discovery stream (ADS) to a control plane. Envoy connects to a Unix socket,
-// and the relay connects to the control plane with TLS and a token. The relay forwards messages without decoding the
-// resources. It reads only types, resource names, versions, nonces and NACKs.
+// Package xdsproxy relays Envoy's aggregated discovery stream (ADS) to a control plane. Envoy connects to a Unix
+// socket, and the relay connects to the control plane with TLS and a token. The relay forwards messages without
+// decoding the resources. It parses only types, resource names, versions, nonces and NACKs.
 //
 // When the control plane fails, Envoy's stream stays open, and Envoy continues with its configuration. The relay
-// records Envoy's subscriptions and the versions that Envoy has accepted. It sends both to the next control plane, which
-// then sends only changes.
+// records Envoy's subscriptions and the versions that Envoy has accepted. It sends both to the next control plane,
+// which then sends only changes.
 package xdsproxy
 
 import (
@@ -31,64 +31,65 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// TLS configures the verification of a control plane: RootFile ("SYSTEM" or empty for the system's roots), ServerName,
-// and an optional client certificate. The files are read again for each connection.
+// TLS configures how the relay verifies a control plane: RootFile ("SYSTEM" or empty selects the system's root
+// certificates), ServerName, and an optional client certificate. The relay reads the files again for each connection.
 type TLS = dial.TLS
 
 // Server configures the connection to a control plane: Plaintext, TLS, TokenFile (read for each stream), ClusterID,
 // Headers.
 type Server = dial.Server
 
-// SystemRoots is the TLS.RootFile that selects the roots of the operating system.
+// SystemRoots is the value of TLS.RootFile that selects the root certificates of the operating system.
 const SystemRoots = dial.SystemRoots
 
 // Config configures a Relay.
 type Config struct {
-	// Socket is the path of the Unix socket for Envoy.
+	// Socket is the path of the unix socket to which Envoy connects.
 	Socket string
-	// SocketMode is the mode of the socket; zero means 0600.
+	// SocketMode is the file mode of the socket; zero selects 0600.
 	SocketMode fs.FileMode
-	// SocketOwner is the owner of the socket; nil means the user of this process.
+	// SocketOwner is the owner of the socket; nil selects the user of this process.
 	SocketOwner *owner.Owner
-	// AllowedUIDs are the users that may connect; nil means the user of this process, root, and 1337.
+	// AllowedUIDs are the UIDs of the users that may connect; nil selects the user of this process, root, and 1337.
 	AllowedUIDs []uint32
 	// Guard checks the secret of each stream; nil disables the check.
 	Guard *uds.Guard
-	// IsEnvoy reports whether a PID is an Envoy of the agent; nil means that every client is Envoy. Any other client is
-	// an application that uses xDS itself. Its stream is independent of Envoy's stream, and is not part of the status
-	// and health.
+	// IsEnvoy reports whether a PID is that of an Envoy of the agent; nil means that every client is Envoy. Any other
+	// client is an application that uses xDS itself. Its stream is independent of Envoy's stream, and does not count
+	// for status and health.
 	IsEnvoy func(process int32) bool
-	// Proxyless means that there is no Envoy: all clients are applications, and the status and health are theirs.
+	// Proxyless means that the agent runs no Envoy. All clients are applications, and status and health describe their
+	// streams.
 	Proxyless bool
 
-	// Upstreams are the addresses of the control plane, host:port. For each connection, the relay resolves all hosts
-	// again and tries their IP addresses in random order. The server's certificate must match the host, unless Server
-	// configures another name.
+	// Upstreams lists the addresses of the control plane, as host:port. For each connection, the relay resolves all
+	// hosts again and tries their IP addresses in random order. The server's certificate must match the host, unless
+	// Server configures another name.
 	Upstreams []string
-	// Lookup resolves a host; nil means the system's resolver.
+	// Lookup resolves a host; nil selects the system's resolver.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 	// Server configures TLS, token and headers of the connection.
 	Server
 
 	// KeepaliveInterval is the interval of gRPC pings, at least 10 s, and KeepaliveTimeout the time limit for a reply.
-	// They detect a control plane that fails without closing the connection. Zero means 30 s and 10 s.
+	// They detect a control plane that fails without closing the connection. Zero selects 30 s and 10 s.
 	KeepaliveInterval time.Duration
 	KeepaliveTimeout  time.Duration
-	// ConnectTimeout limits one attempt to connect to one address; zero means 5 s. If an attempt takes longer than
-	// Stagger, the next address is tried in parallel; zero means 500 ms.
+	// ConnectTimeout limits one attempt to connect to one address; zero selects 5 s. If an attempt takes longer than
+	// Stagger, the relay tries the next address in parallel; zero selects 500 ms.
 	ConnectTimeout, Stagger time.Duration
-	// MinRetry and MaxRetry limit the backoff while no control plane is reachable; zero means 50 ms and 600 ms.
-	// MaxRefused limits the backoff while control planes accept connections but refuse streams; zero means 5 s.
+	// MinRetry and MaxRetry limit the backoff while no control plane is reachable; zero selects 50 ms and 600 ms.
+	// MaxRefused limits the backoff while control planes accept connections but refuse streams; zero selects 5 s.
 	MinRetry, MaxRetry, MaxRefused time.Duration
-	// LongOutage is the duration of an outage after which the maximum backoff is MaxLongRetry; zero means 1 min and 5 s.
+	// LongOutage is the duration of an outage after which MaxLongRetry limits the backoff; zero selects 1 min and 5 s.
 	// A new stream of Envoy resets the backoff.
 	LongOutage, MaxLongRetry time.Duration
 
-	// MaxRequest and MaxResponse limit the size of a message in bytes; zero means 64 MiB and 256 MiB. The relay does not
-	// copy a message to forward it.
+	// MaxRequest and MaxResponse limit the size of a message in bytes; zero selects 64 MiB and 256 MiB. The relay does
+	// not copy a message to forward it.
 	MaxRequest, MaxResponse int
 
-	// Local are the resource types that the agent itself subscribes to.
+	// Local lists the resource types to which the agent itself subscribes.
 	Local []LocalType
 	// Rewrite contains the rewriters of resources, by type URL.
 	Rewrite map[string]Rewriter
@@ -103,7 +104,7 @@ type Config struct {
 	Logger *slog.Logger
 	// Metrics is the registry of the relay's metrics; nil disables them.
 	Metrics prometheus.Registerer
-	// Now returns the time for reports; nil means time.Now.
+	// Now returns the current time for reports; nil selects time.Now.
 	Now func() time.Time
 }
 
@@ -163,7 +164,7 @@ type Relay struct {
 	upstream   *upstream
 	appHealth  appHealth
 	localTypes map[string]LocalType
-	// store stores the last accepted configuration while Run runs; nil if it is not configured. lastGoodServed counts
+	// store stores the last accepted configuration while Run runs; nil if that is not configured. lastGoodServed counts
 	// how often an Envoy received the last accepted configuration.
 	store          atomic.Pointer[lastgood.Store]
 	lastGoodServed atomic.Uint64
@@ -173,8 +174,9 @@ type Relay struct {
 	memory         memoryReleaser
 
 	mu            sync.Mutex
-	activeSession *session // the session of the Envoy that is served; nil if there is none
-	// appliedVersions are the applied versions of local types, by type URL and name.
+	activeSession *session // the session of the Envoy that the relay serves; nil if there is none
+	// appliedVersions contains the versions of the resources of local types that the agent has applied, by type URL and
+	// name.
 	appliedVersions map[string]map[string]string
 	clients         appStreams
 	handover        envoyHandover
@@ -183,7 +185,7 @@ type Relay struct {
 	streams sync.WaitGroup
 }
 
-// New returns a relay, which does nothing until Run. It fails if the configuration is invalid.
+// New returns a relay, which does nothing before Run. It fails if the configuration is invalid.
 func New(config Config) (*Relay, error) {
 	if err := config.setDefaults(); err != nil {
 		return nil, err
@@ -212,7 +214,8 @@ func New(config Config) (*Relay, error) {
 	return r, nil
 }
 
-// Run serves Envoy until ctx ends, and then returns nil. It returns an error if it cannot listen or serve.
+// Run serves Envoy until ctx ends, and then returns nil. It returns an error if it cannot listen on the socket or serve
+// it.
 func (r *Relay) Run(ctx context.Context) error {
 	listener, err := uds.ListenFor(r.config.SocketOwner, r.config.Socket, r.config.SocketMode)
 	if err != nil {
@@ -278,28 +281,28 @@ func (r *Relay) newHandler(v wire.Variant) grpc.StreamHandler {
 	}
 }
 
-// Health reports whether Condition is OK for the active Envoy, and the reason.
+// Health reports whether Condition is OK for the active Envoy. It also returns the condition's reason.
 func (r *Relay) Health() (ok bool, reason string) {
 	c := r.Condition(0)
 	return c.OK, c.Reason
 }
 
-// Condition reports whether the Envoy with the PID has usable configuration: it has received a response, and it has not
-// rejected every response of a type. For PID 0, or a process without a stream, Condition reports on the Envoy of the
-// active stream. After a loss of the control plane the condition remains OK until LossLimit, because Envoy continues
-// with its configuration; the reason describes the loss.
+// Condition reports whether the Envoy with this PID has usable configuration: it has received a response, and there is
+// no type of which it has rejected every response. For PID 0, or a process without a stream, Condition reports on the
+// Envoy of the active stream. After the connection to the control plane is lost, the condition remains OK until
+// LossLimit has passed, because Envoy continues with its configuration. The reason then describes the loss.
 func (r *Relay) Condition(process int) health.Condition {
 	return r.addCredentialProblem(r.tracker.condition(int32(process), r.config.LossLimit))
 }
 
-// ConditionForClients is like Condition, for proxyless applications. They may start only when it is OK, so before their
-// first request a connection to the control plane is sufficient.
+// ConditionForClients is like Condition, but for proxyless applications. Applications start only when it is OK. Before
+// their first request, a connection to the control plane is therefore sufficient.
 func (r *Relay) ConditionForClients() health.Condition {
 	return r.addCredentialProblem(r.tracker.conditionForClients(r.config.LossLimit))
 }
 
-// addCredentialProblem adds a problem of the credentials to the condition's reason. It does not change OK, because an
-// open connection still works.
+// addCredentialProblem adds a problem of the credentials to the condition's reason. It does not change OK, because a
+// connection that is open still works.
 func (r *Relay) addCredentialProblem(c health.Condition) health.Condition {
 	problem := r.credentials.currentProblem()
 	switch {

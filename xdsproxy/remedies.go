@@ -2,7 +2,7 @@ package xdsproxy
 
 import "strings"
 
-// Remedies that conditions show to the user.
+// The remedies of conditions, for users.
 const (
 	connectRemedy    = "check that the control plane runs, that discoveryAddress is correct, and that the root certificate and the token exist"
 	credentialRemedy = "check the process that renews the token or the client certificate"
@@ -11,7 +11,7 @@ const (
 		"and PILOT_ENABLE_ALPN_FILTER=false, and without metrics providers (defaultProviders.metrics, Telemetry)"
 )
 
-// remedyFor returns the remedy for a NACK with the reason.
+// remedyFor returns the remedy for a NACK with this reason.
 func remedyFor(reason string) string {
 	if strings.Contains(reason, "registered implementation for 'istio.") {
 		return stockEnvoyRemedy

@@ -2,33 +2,34 @@ package xdsproxy
 
 import "time"
 
-// minProgress is the minimum number of bytes that a slow control plane sends within the timeout. A control plane that
-// sends less is silent.
+// minProgress is the number of bytes that a control plane must send within the timeout. A control plane that sends less
+// counts as silent.
 const minProgress = 4 << 10
 
-// processStart is when the program started.
+// processStart is the time at which the program started.
 var processStart = time.Now()
 
-// uptime returns how long the program has run. It uses the monotonic clock, because the wall clock is often corrected
-// while the agent starts.
+// uptime returns how long the program has run. It uses the monotonic clock, because the system often corrects the wall
+// clock while the agent starts.
 func uptime() time.Duration { return time.Since(processStart) }
 
-// silenceDetector detects a control plane that does not send an awaited response.
+// silenceDetector detects a control plane that does not send a response for which Envoy waits.
 type silenceDetector struct {
 	timeout  time.Duration
 	received int // bytes received at the last check after the timeout
 }
 
-// remaining returns the time until its next call, or 0 if the control plane is silent. quiet is the time since the last
-// complete response, arrived the number of bytes received so far, and awaited whether Envoy awaits a response. It must
-// not be called twice within the timeout unless a complete response arrived.
+// remaining returns the time after which the caller must call it again, or 0 if the control plane is silent. quiet is
+// the time since the last complete response, arrived the number of bytes received so far, and awaited whether Envoy
+// awaits a response. The caller must call it at most once per timeout, unless a complete response arrived.
 func (p *silenceDetector) remaining(quiet time.Duration, arrived int, awaited bool) time.Duration {
 	if quiet < p.timeout {
 		return p.timeout - quiet
 	}
 	before := p.received
 	p.received = arrived
-	if arrived-before >= minProgress || !awaited { // if not awaited, Envoy must send its next request or ACK first
+	// If !awaited, Envoy must send its next request or ACK before the control plane can respond.
+	if arrived-before >= minProgress || !awaited {
 		return p.timeout
 	}
 	return 0

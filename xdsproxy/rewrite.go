@@ -13,14 +13,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
-// maxRewrites limits the responses of a type that wait for their Rewriter. At the limit the relay stops reading from the
-// control plane.
+// maxRewrites limits the number of responses of a type that wait for their Rewriter. At the limit, the relay stops
+// reading from the control plane.
 const maxRewrites = 8
 
 // Rewriter changes the resources of a response before Envoy receives them. It returns the new resources and may change
-// values in place. It may block: the relay forwards responses of other types meanwhile, and queues those of the same
-// type. If it returns an error, the relay sends a NACK to the control plane, and Envoy does not receive the response.
-// ctx ends with the upstream stream.
+// values in place. It may block. Meanwhile the relay forwards responses of other types, and queues those of the same
+// type. If the Rewriter returns an error, the relay sends a NACK to the control plane, and Envoy does not receive the
+// response. ctx ends with the upstream stream.
 type Rewriter func(ctx context.Context, resources []Resource) ([]Resource, error)
 
 // Resource is a resource of a response.
@@ -30,9 +30,9 @@ type Resource struct {
 	// Type is the type URL of the Any, and Value its content.
 	Type  string
 	Value []byte
-	// Retry is set by a Rewriter whose result is provisional. It blocks until a retry may have a better result, or
-	// returns an error if no retry will. The relay then rewrites the original resource again and sends the result to
-	// Envoy, unless the control plane has sent the resource again.
+	// Retry is set by a Rewriter whose result is provisional. Retry blocks until another attempt may have a better
+	// result. It returns an error if no attempt can. The relay then rewrites the original resource again and sends the
+	// result to Envoy, unless the control plane has sent the resource again.
 	Retry func(context.Context) error
 }
 
@@ -66,7 +66,7 @@ func (w *rewriteQueues) enqueue(a *upstreamStream, rewrite Rewriter, r wire.Resp
 	return nil
 }
 
-// wait waits for the workers, which end with the upstream stream, and frees the queued messages.
+// wait waits for the worker goroutines, which end with the upstream stream, and frees the queued messages.
 func (w *rewriteQueues) wait() {
 	w.workers.Wait()
 	for _, queue := range w.queues {
@@ -76,7 +76,7 @@ func (w *rewriteQueues) wait() {
 	}
 }
 
-// rewriteAll rewrites the responses of a queue and sends them to Envoy until the upstream stream ends.
+// rewriteAll rewrites the responses of a queue and sends them to Envoy. It returns when the upstream stream ends.
 func (a *upstreamStream) rewriteAll(rewrite Rewriter, queue <-chan rewriteJob) {
 	for {
 		select {
@@ -106,7 +106,7 @@ func (a *upstreamStream) rewrite(rewrite Rewriter, job rewriteJob) error {
 	stored := job.message
 	hasSecret := lastgood.HasSecret(job.TypeURL, stored.Data.Materialize())
 	if hasSecret {
-		stored = f // the Rewriter has removed the secret
+		stored = f // store the rewritten message, because the Rewriter removed the secret from it
 	}
 	a.retries.mu.Lock()
 	defer a.retries.mu.Unlock()
@@ -119,7 +119,7 @@ func (a *upstreamStream) rewrite(rewrite Rewriter, job rewriteJob) error {
 	return nil
 }
 
-// rejectResponse sends a NACK for a response that is not sent to Envoy.
+// rejectResponse sends a NACK for a response that the relay does not send to Envoy.
 func (a *upstreamStream) rejectResponse(job rewriteJob, reason error) {
 	a.tracker.recordResponse(job.Response, job.message.Data.Len())
 	a.tracker.recordRequest(a.proto, wire.Request{TypeURL: job.TypeURL, Nonce: job.Nonce, Rejected: true, Reason: reason.Error()}, job.Response)

@@ -10,24 +10,24 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// retryEpoch is the epoch of responses that the relay builds from retried resources. Envoy's ACKs and NACKs of these
-// responses are not forwarded.
+// retryEpoch is the epoch of responses that the relay builds from retried resources. The relay does not forward Envoy's
+// ACKs and NACKs of these responses.
 const retryEpoch = -1
 
 // rewriteRetry contains the retries of a session's rewritten resources. A retry continues when the upstream stream ends,
 // because the next control plane does not send accepted resources again.
 type rewriteRetry struct {
-	// mu is held while rewritten resources are sent to Envoy, to preserve their order.
+	// mu is held while the relay sends rewritten resources to Envoy, so that their order is preserved.
 	mu sync.Mutex
-	// cancels contains the function that cancels a retry, by type URL and resource name. versions contains the version
+	// cancels contains the functions that cancel retries, by type URL and resource name. versions contains the version
 	// of the last response of each type.
 	cancels  map[[2]string]context.CancelFunc
 	versions map[string]string
-	// receivedTypes are the types that a control plane has sent.
+	// receivedTypes contains the types of which a control plane has sent a response.
 	receivedTypes map[string]bool
 }
 
-// supersede cancels the retries of resources that the control plane has sent again or removed; the caller holds mu.
+// supersede cancels the retries of resources that the control plane has sent again or removed. The caller holds mu.
 func (g *rewriteRetry) supersede(r wire.Response) {
 	if g.versions == nil {
 		g.versions, g.cancels = make(map[string]string), make(map[[2]string]context.CancelFunc)
@@ -50,8 +50,8 @@ func (g *rewriteRetry) cancelRetry(typeURL, name string) {
 	}
 }
 
-// scheduleRetries starts a retry for each resource; the caller holds mu. If store is set, the results are stored as
-// last accepted configuration when Envoy accepts them.
+// scheduleRetries starts a retry for each resource. If store is set and Envoy accepts the results, they are stored as
+// last accepted configuration. The caller holds mu.
 func (s *session) scheduleRetries(rewrite Rewriter, job rewriteJob, resources []Resource, store bool) {
 	for _, r := range resources {
 		version := ""
@@ -64,7 +64,8 @@ func (s *session) scheduleRetries(rewrite Rewriter, job rewriteJob, resources []
 	}
 }
 
-// retryRewrite rewrites a resource again, in another goroutine, until the result is final or the retry is canceled.
+// retryRewrite rewrites a resource again in another goroutine. It repeats this until the result is final or the retry
+// is canceled.
 func (s *session) retryRewrite(rewrite Rewriter, typeURL, version string, r Resource, store bool) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	s.retries.cancelRetry(typeURL, r.Name)
@@ -126,7 +127,7 @@ func (s *session) isSubscribed(typeURL, name string) bool {
 	return ok || t.all
 }
 
-// newRetriedResponse encodes r as a response that contains one resource with the body.
+// newRetriedResponse encodes r as a response that contains only one resource, whose Any is body.
 func newRetriedResponse(v wire.Variant, r wire.Response, body *anypb.Any) proto.Message {
 	if v == wire.SotW {
 		return &discoveryv3.DiscoveryResponse{TypeUrl: r.TypeURL, VersionInfo: r.Version, Nonce: r.Nonce, Resources: []*anypb.Any{body}}

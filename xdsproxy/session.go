@@ -18,17 +18,17 @@ import (
 )
 
 const (
-	// stableAfter is the minimum lifetime of an upstream stream whose end resets the backoff.
+	// stableAfter is the minimum lifetime of a stable upstream stream. The end of a stable stream resets the backoff.
 	stableAfter = 10 * time.Second
-	// maxQueuedRequests limits the requests of Envoy that wait to be processed.
+	// maxQueuedRequests limits the number of Envoy's requests that wait to be processed.
 	maxQueuedRequests = 16
 )
 
-// errDisplaced ends a stream of Envoy when a newer one becomes active.
+// errDisplaced is the cause of the end of an Envoy's stream when a newer stream becomes active.
 var errDisplaced = errors.New("a newer stream of Envoy replaced this one")
 
-// session is one stream of Envoy, or of an application. It is served by one upstream stream at a time, and outlives each
-// of them.
+// session is one stream of Envoy, or of an application. One upstream stream at a time serves it, and the session
+// continues when that stream ends.
 type session struct {
 	relay *Relay
 	proto wire.Variant
@@ -36,7 +36,7 @@ type session struct {
 	downstream grpc.ServerStream
 	// process is the PID of the stream's client, or 0 if it is unknown.
 	process int32
-	// client is set if the stream is that of an application, not of Envoy.
+	// client reports whether the client of the stream is an application, and not Envoy.
 	client bool
 	// tracker records the status that the relay reports for the stream.
 	tracker *statusTracker
@@ -46,7 +46,7 @@ type session struct {
 	store  *lastgood.Store
 	ctx    context.Context // ends with the stream, or when a newer stream displaces it
 	cancel context.CancelCauseFunc
-	// requests are the requests that readRequests received. It is closed when Envoy closes its side of the stream.
+	// requests receives the requests that readRequests has read. It is closed when Envoy closes its side of the stream.
 	requests  chan *wire.Message
 	envoyDone atomic.Bool // Envoy has closed its side of the stream
 	// streamBackoff is the delay between upstream streams that control planes close soon after a response.
@@ -60,12 +60,12 @@ type session struct {
 
 	retries rewriteRetry
 
-	// sendMu serializes the responses to Envoy.
+	// sendMu serializes the sending of responses to Envoy.
 	sendMu sync.Mutex
 }
 
-// serve handles one stream of Envoy. The work runs in other goroutines, because a Send blocks while Envoy does not read,
-// and only the return of the gRPC handler unblocks it.
+// serve handles one stream of Envoy. The work runs in other goroutines: if Envoy does not read, a Send blocks until the
+// gRPC handler returns.
 func (r *Relay) serve(v wire.Variant, stream grpc.ServerStream) error {
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)
@@ -97,8 +97,8 @@ func (r *Relay) serve(v wire.Variant, stream grpc.ServerStream) error {
 	}
 }
 
-// readRequests receives requests from Envoy until its side of the stream is closed. It queues at most maxQueuedRequests.
-// If a control plane does not read, gRPC's flow control therefore blocks Envoy.
+// readRequests receives requests from Envoy until Envoy closes its side of the stream. It queues at most
+// maxQueuedRequests. If a control plane does not read, gRPC's flow control therefore blocks Envoy.
 func (s *session) readRequests() {
 	defer close(s.requests)
 	for {
@@ -117,7 +117,7 @@ func (s *session) readRequests() {
 	}
 }
 
-// run serves Envoy's stream with one upstream stream after the other until Envoy's stream ends.
+// run serves Envoy's stream until it ends. It uses one upstream stream after the other.
 func (s *session) run() error {
 	defer s.release()
 	var delay <-chan time.Time
@@ -158,16 +158,16 @@ func (s *session) run() error {
 	}
 }
 
-// allowLastGood allows the last accepted configuration to be served again after a control plane responded and then
-// failed.
+// allowLastGood allows the relay to serve the last accepted configuration again. It is called if a control plane has
+// responded but failed afterwards.
 func (s *session) allowLastGood() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.record.isLoaded = false
 }
 
-// nextDelay returns a channel that fires when the next upstream stream may start, or nil for no delay. lifetime is the
-// lifetime of the stream that ended. The delay grows while control planes close streams soon after a response.
+// nextDelay returns a channel that fires when the next upstream stream may start, or nil if there is no delay. lifetime
+// is the lifetime of the stream that ended. The delay grows while control planes close streams soon after a response.
 func (s *session) nextDelay(lifetime time.Duration) <-chan time.Time {
 	if lifetime >= stableAfter {
 		s.streamBackoff.Reset()
@@ -207,7 +207,7 @@ func (s *session) waitLease(delay <-chan time.Time) (*lease, error) {
 			}
 			forward := s.processRequest(f, false)
 			f.Free()
-			if forward != nil { // the request could not be recorded, so it is dropped
+			if forward != nil { // drop a request that could not be recorded
 				forward.Free()
 			}
 		case <-s.ctx.Done():
@@ -228,7 +228,8 @@ func (s *session) hasRequestedListeners() bool {
 	return s.state.listenersRequested
 }
 
-// processRequest records a request of Envoy and returns the message to send upstream, or nil if there is none.
+// processRequest records a request of Envoy. It returns the message to send upstream, or nil if there is nothing to
+// send.
 func (s *session) processRequest(f *wire.Message, connected bool) *wire.Message {
 	s.tap(envoySide, controlPlaneSide, f)
 	s.mu.Lock()
@@ -242,7 +243,7 @@ func (s *session) processRequest(f *wire.Message, connected bool) *wire.Message 
 		s.relay.log.Warn("a request of Envoy could not be parsed; it is forwarded unchanged", "error", err)
 		return forward
 	}
-	h.Reason = redact.Text(h.Reason) // Envoy may quote secrets of the configuration
+	h.Reason = redact.Text(h.Reason) // Envoy may quote secrets from the configuration
 	s.tracker.recordRequest(s.proto, h.Request, h.repliedTo.Response)
 	if isServingLastGood && (h.first || h.changed) {
 		s.serveFromLastGood(h)
@@ -253,7 +254,7 @@ func (s *session) processRequest(f *wire.Message, connected bool) *wire.Message 
 	return forward
 }
 
-// requestType returns the initial request for a type whose resources Envoy has received from the last accepted
+// requestType returns the initial request for a type whose resources Envoy received from the last accepted
 // configuration. It returns nil if Envoy does not request the type.
 func (s *session) requestType(typeURL string) *wire.Message {
 	s.mu.Lock()
@@ -264,8 +265,9 @@ func (s *session) requestType(typeURL string) *wire.Message {
 	return nil
 }
 
-// sendToEnvoy sends the response f to Envoy. original is the message to store if Envoy accepts the response; nil if it is
-// not to be stored. epoch is the number of the upstream stream, 0 for a stored response, or retryEpoch.
+// sendToEnvoy sends the response f to Envoy. original is the message to store if Envoy accepts the response; nil if it
+// must not be stored. epoch is the number of the upstream stream. It is 0 for a stored response, and retryEpoch for a
+// retried one.
 func (s *session) sendToEnvoy(epoch int, r wire.Response, f, original *wire.Message) error {
 	s.sendMu.Lock()
 	defer s.sendMu.Unlock()

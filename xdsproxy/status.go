@@ -8,9 +8,9 @@ type Status struct {
 	Connected bool `json:"connected"`
 	// Upstream is the address of the control plane. While there is no connection, it is the last address that was tried.
 	Upstream string `json:"upstream,omitempty"`
-	// Since is when Connected last changed.
+	// Since is the time at which Connected last changed.
 	Since time.Time `json:"since,omitzero"`
-	// Reason is why there is no connection, or empty.
+	// Reason is the reason why there is no connection. It is empty if there is one.
 	Reason string `json:"reason,omitempty"`
 	// LastResponse is the time of the last response of a control plane.
 	LastResponse time.Time `json:"lastResponse,omitzero"`
@@ -24,13 +24,14 @@ type Status struct {
 	Types []TypeStatus `json:"types,omitempty"`
 }
 
-// TypeStatus is the state of a resource type. Counters start at the start of the relay.
+// TypeStatus is the state of a resource type. Its counters start at 0 when the relay starts.
 type TypeStatus struct {
 	TypeURL string `json:"typeUrl"`
 	// State is "acknowledged", "rejected", "pending" (sent to Envoy, which has not replied) or "requested" (no response
 	// yet).
 	State string `json:"state"`
-	// Subscribed is the number of resource names that Envoy requests. Wildcard reports that it requests all resources.
+	// Subscribed is the number of resource names that Envoy requests. Wildcard reports whether it requests all
+	// resources.
 	Subscribed int  `json:"subscribed"`
 	Wildcard   bool `json:"wildcard,omitempty"`
 
@@ -43,16 +44,16 @@ type TypeStatus struct {
 	// LastResponse is the time of the last response, and LastResources the number of its resources.
 	LastResponse  time.Time `json:"lastResponse,omitzero"`
 	LastResources int       `json:"lastResources"`
-	// LastAck is the time of the last ACK, and Version the version of the response that it accepted.
+	// LastAck is the time of the last ACK. Version is the version of the response that this ACK accepted.
 	LastAck time.Time `json:"lastAck,omitzero"`
 	Version string    `json:"version,omitempty"`
 	// LastNack is the last NACK, even if Envoy has accepted a newer response.
 	LastNack *Nack `json:"lastNack,omitempty"`
-	// Rejected are the resources that Envoy currently rejects and names in its NACKs.
+	// Rejected lists the resources that Envoy currently rejects, as far as its NACKs name them.
 	Rejected []ResourceNack `json:"rejected,omitempty"`
 }
 
-// Nack is a rejected response.
+// Nack describes a rejected response.
 type Nack struct {
 	Time time.Time `json:"time"`
 	// Reason is Envoy's error message.

@@ -17,10 +17,11 @@ import (
 )
 
 const (
-	// maxTypes limits the tracked types, and maxPending the tracked responses per type that Envoy has not replied to.
+	// maxTypes limits the number of tracked types. maxPending limits the tracked responses per type to which Envoy has
+	// not replied.
 	maxTypes   = 64
 	maxPending = 32
-	// maxLoggedReasons limits the addresses whose last logged connection error is stored.
+	// maxLoggedReasons limits the number of addresses whose last logged connection error is stored.
 	maxLoggedReasons = 2 * maxTargets
 
 	clusterType  = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
@@ -39,17 +40,18 @@ type statusTracker struct {
 	upstream    string
 	since       time.Time
 	reason      string
-	// loggedReasons are the connection errors that were logged since the last connection, by address.
+	// loggedReasons contains the connection errors that were logged since the last connection, by address.
 	loggedReasons map[string]string
 	lastResponse  time.Time
-	// upToDate is when Envoy's configuration was last known to be that of the control plane. lastGood: Envoy received
-	// the last accepted configuration, and no control plane has responded since.
+	// upToDate is the last time at which Envoy's configuration was known to be that of the control plane. lastGood:
+	// Envoy received the last accepted configuration, and no control plane has responded since.
 	upToDate time.Time
 	lastGood bool
 	hasEnvoy bool
 	protocol string
 	types    map[string]*typeTracker
-	// envoys are the states of Envoy processes, by PID. process is the PID of the active stream, or of the last one.
+	// envoys contains the states of Envoy processes, by PID. process is the PID of the active stream. Without one, it
+	// is the PID of the last stream.
 	envoys  map[int32]*envoyState
 	process int32
 	// events and nacks are the latest events.
@@ -59,7 +61,7 @@ type statusTracker struct {
 // typeTracker tracks one resource type.
 type typeTracker struct {
 	TypeStatus
-	// pending are the responses that Envoy has not replied to, oldest first.
+	// pending lists the responses to which Envoy has not replied, oldest first.
 	pending []sentVersion
 	// lastState is the state after Envoy's last ACK or NACK, or StateRequested before it.
 	lastState string
@@ -82,8 +84,8 @@ func newStatusTracker(now func() time.Time, log *slog.Logger) *statusTracker {
 	}
 }
 
-// ensureType returns the tracker of a type and creates it if necessary; the caller holds mu. Beyond maxTypes, all new
-// types share the tracker "other".
+// ensureType returns the tracker of a type, and creates it if necessary. Beyond maxTypes, all new types share the
+// tracker "other". The caller holds mu.
 func (l *statusTracker) ensureType(typeURL string) *typeTracker {
 	a := l.types[typeURL]
 	if a == nil && len(l.types) >= maxTypes {
@@ -98,7 +100,7 @@ func (l *statusTracker) ensureType(typeURL string) *typeTracker {
 	return a
 }
 
-// markReachable records a new connection to a control plane that has not sent a response yet.
+// markReachable records a new connection to a control plane. The control plane has not sent a response yet.
 func (l *statusTracker) markReachable(address string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -128,7 +130,7 @@ func (l *statusTracker) markDisconnected(address string, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	reason := errorText(err)
-	if l.isConnected || reason != l.loggedReasons[address] { // do not log the same reason for each attempt
+	if l.isConnected || reason != l.loggedReasons[address] { // do not log the same reason at each attempt
 		if len(l.loggedReasons) >= maxLoggedReasons {
 			clear(l.loggedReasons)
 		}
@@ -190,13 +192,13 @@ func (l *statusTracker) markEnvoyDisconnected() {
 	defer l.mu.Unlock()
 	l.hasEnvoy = false
 	l.addEvent(Event{Kind: EventEnvoyGone, Process: int(l.process)})
-	if l.isConnected { // the upstream stream ends together with Envoy's stream
+	if l.isConnected { // the upstream stream ends because Envoy's stream ended
 		l.isConnected, l.since, l.reason = false, l.now(), "Envoy has no stream"
 		l.upToDate = l.since
 	}
 }
 
-// recordRequest records a request and logs a NACK. about is the response that the request ACKs or NACKs, if any.
+// recordRequest records a request and logs a NACK. about is the response that the request ACKs or NACKs.
 func (l *statusTracker) recordRequest(v wire.Variant, r wire.Request, about wire.Response) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -221,7 +223,7 @@ func (l *statusTracker) recordRequest(v wire.Variant, r wire.Request, about wire
 	}
 }
 
-// recordNack adds a NACK to the history, the metrics and the log; the caller holds mu.
+// recordNack adds a NACK to the history, the metrics and the log. The caller holds mu.
 func (l *statusTracker) recordNack(a *typeTracker, r wire.Request, about wire.Response) {
 	e := Event{Kind: EventNack, TypeURL: a.TypeURL, Version: a.LastNack.Version, Nonce: r.Nonce, Reason: r.Reason, Resources: len(about.Resources)}
 	for _, m := range findMentions(about.Resources, r.Reason) {
@@ -248,7 +250,7 @@ func (a *typeTracker) isChangedBy(v wire.Variant, r *wire.Request) bool {
 	return !a.isRequested || len(r.Subscribe)+len(r.Unsubscribe) > 0
 }
 
-// subscribe updates the subscription. For delta, it counts names without checking for duplicates.
+// subscribe updates the subscription. For delta, it counts the names without a check for duplicates.
 func (a *typeTracker) subscribe(v wire.Variant, r wire.Request) {
 	if v == wire.SotW {
 		if !r.Rejected {
@@ -275,8 +277,8 @@ func (a *typeTracker) reject(r wire.Request, about wire.Response, now time.Time)
 	a.LastNack = &Nack{Time: now, Reason: r.Reason, Version: version}
 }
 
-// acknowledge records an ACK. It returns false if the request is not an ACK: a request with the nonce of a response that
-// Envoy has already accepted only changes the subscription.
+// acknowledge records an ACK. It returns false if the request is not an ACK. If a request contains the nonce of a
+// response that Envoy has already accepted, it only changes the subscription.
 func (a *typeTracker) acknowledge(r wire.Request, now time.Time) bool {
 	version, ok := a.removePending(r.Nonce)
 	if !ok {
@@ -288,8 +290,8 @@ func (a *typeTracker) acknowledge(r wire.Request, now time.Time) bool {
 	return true
 }
 
-// removePending removes the response with the nonce, and all earlier ones, from the pending responses. It returns the
-// version of the response.
+// removePending removes the response with this nonce, and all earlier ones, from the pending responses. It returns the
+// version of the response with this nonce.
 func (a *typeTracker) removePending(nonce string) (version string, ok bool) {
 	for i, s := range a.pending {
 		if s.nonce == nonce {

@@ -9,26 +9,27 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
-// maxPendingResponses limits the recorded responses per type that Envoy has not replied to. At the limit the oldest is
-// dropped and treated as not accepted; the next control plane sends its resources again.
+// maxPendingResponses limits the recorded responses per type to which Envoy has not replied. At the limit, the relay
+// drops the oldest response and treats it as not accepted. The next control plane then sends its resources again.
 const maxPendingResponses = 128
 
 // streamState is the state of one stream of Envoy: the subscriptions, and the versions of the resources that Envoy has.
 // It does not depend on a control plane, so the relay can continue the stream with another one. It is not safe for
 // concurrent use.
 type streamState struct {
-	proto     wire.Variant
-	node      []byte // from Envoy's first request
-	types     map[string]*typeState
-	typeOrder []string // type URLs in the order of Envoy's first requests, which respects dependencies between types
-	epoch     int      // number of the current upstream stream; 0 before the first
+	proto wire.Variant
+	node  []byte // from Envoy's first request
+	types map[string]*typeState
+	// Type URLs in the order of Envoy's first requests, which is consistent with the dependencies between types.
+	typeOrder []string
+	epoch     int // number of the current upstream stream; 0 before the first
 	// listenersRequested: Envoy has requested listeners.
 	listenersRequested bool
 	// hadConfig: Envoy already had configuration when its stream started. storesConfig: accepted resources are stored.
 	// If both are set, the initial requests contain no versions, so that all resources are sent and stored.
 	hadConfig, storesConfig bool
-	// superseded are pending responses that Envoy will not reply to. pendingBytes is the total size of the messages of
-	// pending responses.
+	// superseded lists pending responses to which Envoy will not reply. pendingBytes is the total size of the messages
+	// of pending responses.
 	superseded   []pendingResponse
 	pendingBytes int
 	// hideVersions omits Envoy's versions from initial requests, so that control planes send all resources.
@@ -38,26 +39,27 @@ type streamState struct {
 // typeState is the state of one resource type on a stream.
 type typeState struct {
 	url string
-	// names are the requested names. A value is true ("resolved") if Envoy has accepted the resource or its removal.
+	// names contains the requested names. A value is true ("resolved") if Envoy has accepted the resource or its
+	// removal.
 	names map[string]bool
-	// all: Envoy requests all resources. isImplicit: it does so with a request without names, not with "*".
+	// all: Envoy requests all resources. isImplicit: it does so by a request without names instead of "*".
 	all, isImplicit bool
-	// version is the version of the last accepted response. heldVersions are the versions of the resources that Envoy
-	// has, by name; it is used only in delta.
+	// version is the version of the last accepted response. heldVersions contains the versions of the resources that
+	// Envoy has, by name. It is used only in delta.
 	version      string
 	heldVersions map[string]string
 	pending      []pendingResponse // oldest first
-	// raw is Envoy's first request, until another request or a response changes the state.
+	// raw is Envoy's first request. It is nil as soon as another request or a response has changed the state.
 	raw *wire.Message
 	// responded: Envoy has accepted a response. unresolvedNames is the number of names that are not resolved.
 	responded       bool
 	unresolvedNames int
 }
 
-// pendingResponse is a response that Envoy has not replied to.
+// pendingResponse is a response to which Envoy has not replied.
 type pendingResponse struct {
 	nonce string // the nonce that was sent to Envoy
-	// message is the response, to be stored if Envoy accepts it; nil if it is not to be stored.
+	// message is the response, which is stored if Envoy accepts it; nil if it must not be stored.
 	message *wire.Message
 	wire.Response
 }
@@ -82,13 +84,13 @@ type requestInfo struct {
 	first bool // first request of its type
 	// repliedTo is the response that the request ACKs or NACKs.
 	repliedTo pendingResponse
-	// changed: the request changes the subscription. dropped are the names that Envoy no longer requests.
+	// changed: the request changes the subscription. dropped lists the names that Envoy no longer requests.
 	changed bool
 	dropped []string
 }
 
-// processRequest records a request of Envoy. It returns the message to send upstream, which the caller owns. The message
-// is nil if there is nothing to send, for example for an ACK of an earlier control plane's response.
+// processRequest records a request of Envoy. It returns the message to send upstream, which the caller owns. The
+// message is nil if there is nothing to send, for example if Envoy ACKs a response of an earlier control plane.
 func (s *streamState) processRequest(f *wire.Message, connected bool) (forward *wire.Message, h requestInfo, err error) {
 	if h.Request, err = wire.ParseRequest(s.proto, f.Data); err != nil {
 		return f.Share(), h, err
@@ -118,8 +120,8 @@ func (s *streamState) processRequest(f *wire.Message, connected bool) (forward *
 	return s.adaptRequest(f, t, h), h, nil
 }
 
-// adaptRequest returns the request with the nonce that the current control plane sent, or nil if the request concerns
-// only an earlier control plane.
+// adaptRequest returns the request with the nonce that the current control plane sent. It returns nil if the request is
+// only about an earlier control plane's response.
 func (s *streamState) adaptRequest(f *wire.Message, t *typeState, h requestInfo) *wire.Message {
 	epoch, nonce := splitNonce(h.Nonce)
 	switch {
@@ -137,7 +139,8 @@ func (s *streamState) adaptRequest(f *wire.Message, t *typeState, h requestInfo)
 	return subscriptionRequest(h.Request)
 }
 
-// ensureType returns the state of a type and creates it if necessary. It returns nil at maxTypes types.
+// ensureType returns the state of a type, and creates it if necessary. It returns nil if there are already maxTypes
+// types.
 func (s *streamState) ensureType(typeURL string) (t *typeState, first bool) {
 	t = s.types[typeURL]
 	if t != nil || len(s.types) >= maxTypes {
@@ -149,7 +152,8 @@ func (s *streamState) ensureType(typeURL string) (t *typeState, first bool) {
 	return t, true
 }
 
-// subscribe applies the subscription of a request, and returns whether it changed and the dropped names.
+// subscribe applies the subscription in a request. It returns whether the subscription changed, and the names that
+// Envoy no longer requests.
 func (t *typeState) subscribe(v wire.Variant, r wire.Request, first bool) (changed bool, dropped []string) {
 	if v == wire.SotW {
 		if first {
@@ -210,7 +214,7 @@ func (t *typeState) unsubscribe(name string) {
 	}
 }
 
-// replaceNames sets the requested names. It returns whether they changed, and which names were dropped.
+// replaceNames sets the requested names. It returns whether they changed, and which names Envoy no longer requests.
 func (t *typeState) replaceNames(names []string) (changed bool, dropped []string) {
 	next := make(map[string]struct{}, len(names))
 	for _, name := range names {
@@ -240,7 +244,8 @@ func (s *streamState) resolvePending(t *typeState, r wire.Request) (replyKind, p
 	}
 	p := t.pending[i]
 	from := i
-	if s.proto == wire.SotW { // Envoy does not reply to the earlier responses, so it is unknown if it accepted them
+	// Envoy does not reply to the earlier responses, so it is unknown whether it accepted them.
+	if s.proto == wire.SotW {
 		from = 0
 		s.supersede(t.pending[:i])
 	}
@@ -256,7 +261,7 @@ func (s *streamState) resolvePending(t *typeState, r wire.Request) (replyKind, p
 	return ack, p
 }
 
-// supersede marks pending responses as responses that Envoy will not reply to.
+// supersede marks pending responses as responses to which Envoy will not reply.
 func (s *streamState) supersede(responses []pendingResponse) {
 	for _, p := range responses {
 		if p.message != nil {
@@ -280,8 +285,8 @@ func (t *typeState) accept(v wire.Variant, r wire.Response) {
 	}
 }
 
-// reject marks the versions of the response's resources as unknown: Envoy uses the valid clusters and listeners of a
-// response that it rejects.
+// reject marks the versions of the response's resources as unknown: if Envoy rejects a response, it still uses the
+// valid clusters and listeners in it.
 func (t *typeState) reject(v wire.Variant, r wire.Response) {
 	if v == wire.SotW {
 		return
@@ -291,8 +296,8 @@ func (t *typeState) reject(v wire.Variant, r wire.Response) {
 	}
 }
 
-// addPending records a response that is about to be sent to Envoy, and returns its nonce for Envoy. It takes ownership
-// of the message, which may be nil.
+// addPending records a response that the relay is about to send to Envoy. It returns the nonce for Envoy, and takes
+// ownership of the message, which may be nil.
 func (s *streamState) addPending(r wire.Response, epoch int, message *wire.Message) (nonce string) {
 	nonce = joinNonce(epoch, r.Nonce)
 	t := s.types[r.TypeURL]
@@ -311,7 +316,7 @@ func (s *streamState) addPending(r wire.Response, epoch int, message *wire.Messa
 	return nonce
 }
 
-// isComplete reports whether Envoy has requested listeners, and has accepted a response to all its requests.
+// isComplete reports whether Envoy has requested listeners and has accepted a response to each of its requests.
 func (s *streamState) isComplete() bool {
 	for _, t := range s.types {
 		if !t.responded || t.unresolvedNames > 0 || len(t.pending) > 0 {
@@ -376,12 +381,12 @@ func (t *typeState) releaseRaw() {
 	}
 }
 
-// noncePrefix is the prefix of nonces that the relay assigns. They are unique, whereas two control planes may use the
-// same nonces.
+// noncePrefix is the prefix of the nonces that the relay assigns. They are unique. The nonces of control planes are
+// not, because two control planes may use the same ones.
 const noncePrefix = "pilotfish/"
 
-// joinNonce returns the nonce that is sent to Envoy for a control plane's nonce. It does not change the nonces of the
-// first upstream stream (epoch 1). Epoch 0 is used for stored responses.
+// joinNonce returns the nonce that is sent to Envoy for a control plane's nonce. For the first upstream stream (epoch
+// 1), that is the same nonce. Stored responses have epoch 0.
 func joinNonce(epoch int, nonce string) string {
 	if epoch == 1 && !strings.HasPrefix(nonce, noncePrefix) {
 		return nonce

@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	// maxTaps limits the concurrently open taps.
+	// maxTaps limits the number of taps that are open at the same time.
 	maxTaps = 4
-	// maxQueued and maxQueuedBytes limit the queue of one tap. At the limit, messages are dropped and counted: the relay
-	// never waits for a tap.
+	// maxQueued and maxQueuedBytes limit the queue of one tap. At the limit, messages are dropped and counted, because
+	// the relay never waits for a tap.
 	maxQueued      = 256
 	maxQueuedBytes = 32 << 20
 )
@@ -45,7 +45,7 @@ type TapLine struct {
 	// From and To are "envoy", "agent" or "control plane".
 	From string `json:"from,omitempty"`
 	To   string `json:"to,omitempty"`
-	// Process is the PID of the stream's Envoy.
+	// Process is the PID of the Envoy on this stream.
 	Process  int    `json:"pid,omitempty"`
 	Protocol string `json:"protocol,omitempty"`
 
@@ -53,21 +53,22 @@ type TapLine struct {
 	Version string `json:"version,omitempty"`
 	Nonce   string `json:"nonce,omitempty"`
 	Bytes   int    `json:"bytes,omitempty"`
-	// Resources is the number of resources in a response, and Removed are the resources that it removes. Names and
-	// Unsubscribed are the names that a request subscribes to and unsubscribes from. A list has at most maxNames names.
+	// Resources is the number of resources in a response. Removed lists the resources that it removes. Names and
+	// Unsubscribed list the names to which a request subscribes, and from which it unsubscribes. A list has at most
+	// maxNames names.
 	Resources    int      `json:"resources,omitempty"`
 	Names        []string `json:"names,omitempty"`
 	Unsubscribed []string `json:"unsubscribed,omitempty"`
 	Removed      []string `json:"removed,omitempty"`
 	// Known is the number of resources in initial_resource_versions of a first request.
 	Known int `json:"known,omitempty"`
-	// Reason is the error message of a NACK, or why the message could not be parsed.
+	// Reason is the error message of a NACK, or the reason why the message could not be parsed.
 	Reason string `json:"reason,omitempty"`
 
-	// Name and Content are set only in the line of a resource.
+	// Name and Content are set only in a line that describes a resource.
 	Name    string          `json:"name,omitempty"`
 	Content json.RawMessage `json:"content,omitempty"`
-	// Lost is the number of messages before this line that were dropped because the queue was full.
+	// Lost is the number of messages that were dropped before this line because the queue was full.
 	Lost int `json:"lost,omitempty"`
 }
 
@@ -87,8 +88,8 @@ const (
 	controlPlaneSide = "control plane"
 )
 
-// Tap receives a copy of each message between Envoy, the agent and the control plane. The caller must call Follow, which
-// closes the tap.
+// Tap receives a copy of each message between Envoy, the agent and the control plane. The caller must call Follow,
+// which reads the messages and closes the tap.
 type Tap struct {
 	relay   *Relay
 	options TapOptions
@@ -123,21 +124,21 @@ func (t *Tap) Follow(ctx context.Context, emit func(TapLine) error) error {
 	}
 }
 
-// taps are the open taps. The zero value is ready to use.
+// taps contains the open taps. The zero value is ready to use.
 type taps struct {
 	active atomic.Bool // at least one tap is open; read without the lock
 	mu     sync.Mutex
 	all    []*tap
 }
 
-// tap is the message queue of one open Tap.
+// tap contains the message queue of one open Tap.
 type tap struct {
 	queue chan tapMessage
 	bytes atomic.Int64
 	lost  atomic.Int64
 }
 
-// tapMessage is a queued message. It owns a reference to the message.
+// tapMessage is a message in the queue of a tap. It owns a reference to the message.
 type tapMessage struct {
 	at       time.Time
 	from, to string
@@ -169,7 +170,7 @@ func (t *taps) remove(one *tap) {
 	}
 }
 
-// publish queues a message for all taps.
+// publish adds a message to the queues of all taps.
 func (t *taps) publish(m tapMessage) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -195,7 +196,7 @@ func (t *tap) enqueue(m tapMessage) {
 	}
 }
 
-// tap copies a message of this stream to the open taps. The caller still owns the message.
+// tap passes a copy of a message on this stream to the open taps. The caller still owns the message.
 func (s *session) tap(from, to string, f *wire.Message) {
 	if !s.relay.taps.active.Load() {
 		return
@@ -205,7 +206,7 @@ func (s *session) tap(from, to string, f *wire.Message) {
 	})
 }
 
-// tapAll copies requests that the agent sends to the open taps, and returns the requests.
+// tapAll passes copies of requests that the agent sends to the open taps. It returns the requests.
 func (s *session) tapAll(messages []*wire.Message) []*wire.Message {
 	for _, f := range messages {
 		s.tap(agentSide, controlPlaneSide, f)

@@ -19,18 +19,18 @@ import (
 
 const (
 	redacted = "[redacted]"
-	// maxDepth is the maximum nesting depth of displayed messages. Deeper messages are cleared.
+	// maxDepth is the maximum nesting depth of a displayed message. The content of deeper messages is removed.
 	maxDepth = 100
 	// maxOpaque is the maximum size in bytes of a displayed resource of an unknown type.
 	maxOpaque = 64 << 10
 )
 
-// secretTypes matches the names of unknown message types that probably contain secrets.
+// secretTypes matches the names of those unknown message types that probably contain secrets.
 var secretTypes = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`(?i)auth|credential|secret|token|password|api_?key|hmac|session|cookie|inject|signing`)
 })
 
-// opaqueContent is displayed instead of a message whose type is unknown or that is too large.
+// opaqueContent is displayed instead of a message that is too large or whose type is unknown.
 type opaqueContent struct {
 	Type   string `json:"@type"`
 	Size   int    `json:"size"`
@@ -74,7 +74,7 @@ func redactedJSON(body *anypb.Any) ([]byte, error) {
 // opaqueContent.
 type redactor struct{}
 
-// visibleFields are fields of sensitive messages that identify the secret, but do not contain it.
+// visibleFields are those fields of sensitive messages that identify the secret but do not contain it.
 var visibleFields = map[protoreflect.Name]bool{"filename": true, "path": true, "name": true, "provider_name": true, "environment_variable": true}
 
 func (c redactor) message(m protoreflect.Message, secret bool, depth int) {
@@ -115,8 +115,8 @@ func (c redactor) field(m protoreflect.Message, fd protoreflect.FieldDescriptor,
 	}
 }
 
-// value redacts one value. For a sensitive string or bytes, it returns the replacement and true. It redacts a message in
-// place and returns false.
+// value redacts one value. For a sensitive string or sensitive bytes, it returns the replacement and true. A message is
+// redacted in place, and value returns false.
 func (c redactor) value(fd protoreflect.FieldDescriptor, v protoreflect.Value, secret bool, depth int) (protoreflect.Value, bool) {
 	switch fd.Kind() {
 	case protoreflect.MessageKind, protoreflect.GroupKind:

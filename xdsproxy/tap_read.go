@@ -18,7 +18,8 @@ import (
 const (
 	// maxNames limits the names in one list of a TapLine.
 	maxNames = 100
-	// maxContent is the maximum size in bytes of a displayed resource. A decoded resource uses several times its size.
+	// maxContent is the maximum size in bytes of a displayed resource. A decoded resource needs several times as much
+	// memory.
 	maxContent = 8 << 20
 )
 
@@ -49,7 +50,8 @@ func (o TapOptions) emitMessage(m tapMessage, lost int, emit func(TapLine) error
 	return o.emitResources(m, line.TypeURL, emit)
 }
 
-// matchesName reports whether a resource name in the message, or the reason of a NACK, contains the selected name.
+// matchesName reports whether the message matches the name in the options. It does if a resource name in it, or the
+// reason of its NACK, contains the name.
 func (o TapOptions) matchesName(m tapMessage, line TapLine) bool {
 	if o.Name == "" || strings.Contains(line.Reason, o.Name) {
 		return true

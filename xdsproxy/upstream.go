@@ -21,40 +21,41 @@ import (
 type upstream struct {
 	config  Config
 	tracker *statusTracker
-	// ready offers the connection to a session, which must return it with lease.release.
+	// ready passes the lease of the connection to a session. The session must return it with lease.release.
 	ready chan *lease
-	// isDown: the last round of attempts failed for all targets.
+	// isDown: in the last round of attempts, all targets failed.
 	isDown atomic.Bool
 	// hasAlternatives: the last lookup returned more than one target.
 	hasAlternatives atomic.Bool
-	// lastFailed is the target that failed last. The next round tries it last.
+	// lastFailed is the target that failed last. The next round tries it at the end.
 	lastFailed target
-	// unreachableBackoff is the backoff while no control plane is reachable, which is the case since unreachableSince.
-	// refusedBackoff is the backoff while control planes accept connections but refuse streams.
+	// unreachableBackoff is the backoff while no control plane is reachable. unreachableSince is the start of that
+	// state. refusedBackoff is the backoff while control planes accept connections but refuse streams.
 	unreachableBackoff, refusedBackoff backoff.Backoff
 	unreachableSince                   time.Time
-	// pingSlowdown is the factor for the keepalive interval. It is increased when a server refuses the rate of pings.
+	// pingSlowdown is the factor by which the keepalive interval is multiplied. It grows each time a server refuses the
+	// rate of pings.
 	pingSlowdown atomic.Int64
 	// wake receives a value when a new stream needs a connection. It interrupts the backoff.
 	wake chan struct{}
 }
 
-// lease permits a session to use the connection for one upstream stream.
+// lease permits a session to open one upstream stream on the connection.
 type lease struct {
 	connection
 	address string
 	done    chan outcome
 }
 
-// outcome is the reason for the end of an upstream stream.
+// outcome is how an upstream stream ended.
 type outcome int
 
 const (
 	// reusable: Envoy or the relay closed the stream. The connection can be used again.
 	reusable outcome = iota
-	// broken: the stream failed after the control plane had responded.
+	// broken: the stream failed after the control plane had sent a response.
 	broken
-	// refused: the stream failed and the control plane had not responded, or was silent.
+	// refused: the stream failed before the control plane had sent a response, or the control plane was silent.
 	refused
 )
 
@@ -71,7 +72,7 @@ func newUpstream(config Config, tracker *statusTracker) *upstream {
 	}
 }
 
-// run connects, and offers the connection to sessions, until ctx ends.
+// run connects, and offers the connection to sessions. It repeats this until ctx ends.
 func (u *upstream) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		c, err := u.connectAny(ctx)
@@ -85,8 +86,8 @@ func (u *upstream) run(ctx context.Context) {
 	}
 }
 
-// waitRetry waits before the next attempt to connect. In a long outage the maximum backoff is larger, because the
-// attempts of all proxies of a mesh would overload a control plane that starts.
+// waitRetry waits before the next attempt to connect. In a long outage the maximum backoff is larger. Otherwise the
+// attempts of all proxies in a mesh would overload a control plane that starts again.
 func (u *upstream) waitRetry(ctx context.Context) {
 	if u.unreachableSince.IsZero() {
 		u.unreachableSince = time.Now()
@@ -119,8 +120,8 @@ func (u *upstream) wakeUp() {
 	}
 }
 
-// connection is the result of an attempt: a connection whose server has a valid certificate and speaks HTTP/2, or an
-// error.
+// connection is the result of an attempt to connect. It is an error, or a connection to a server that has a valid
+// certificate and speaks HTTP/2.
 type connection struct {
 	conn   *grpc.ClientConn
 	target target
@@ -141,7 +142,7 @@ func (u *upstream) connectAny(ctx context.Context) (connection, error) {
 	running := 0
 	defer func() {
 		cancel()
-		for ; running > 0; running-- { // close the connections of attempts that succeeded later
+		for ; running > 0; running-- { // close the connections of attempts that succeed later
 			if late := <-results; late.err == nil {
 				_ = late.conn.Close()
 			}
@@ -173,8 +174,8 @@ func (u *upstream) connectAny(ctx context.Context) (connection, error) {
 	}
 }
 
-// nextResult waits for a result of connect. If there are more targets to try, it waits at most for stagger. ok is false
-// if there was no result.
+// nextResult waits for the next result of connect. If more is true, there are more targets, and it waits at most for
+// stagger. ok is false if there was no result in that time.
 func nextResult(results <-chan connection, more bool, stagger time.Duration) (c connection, ok bool) {
 	if !more {
 		return <-results, true
@@ -189,7 +190,7 @@ func nextResult(results <-chan connection, more bool, stagger time.Duration) (c 
 	}
 }
 
-// serve leases the connection to one session after the other until the connection fails.
+// serve leases the connection to one session after the other. It returns when the connection fails.
 func (u *upstream) serve(ctx context.Context, c connection) {
 	defer func() { _ = c.conn.Close() }()
 	ctx, cancel := context.WithCancel(ctx)
@@ -229,8 +230,8 @@ func (c connection) waitClosed(ctx context.Context) {
 	}
 }
 
-// offerLease waits until a session accepts the lease, and returns true. It returns false if the connection is closed or
-// ctx ends first.
+// offerLease waits until a session accepts the lease, and returns true. It returns false if before that the connection
+// is closed or ctx ends.
 func (u *upstream) offerLease(ctx context.Context, l *lease, closed <-chan struct{}) bool {
 	u.tracker.markReachable(l.address)
 	select {
@@ -244,8 +245,8 @@ func (u *upstream) offerLease(ctx context.Context, l *lease, closed <-chan struc
 	}
 }
 
-// connect makes one attempt to connect to one target. If the credentials are missing, it fails without an attempt,
-// because the server would refuse the connection.
+// connect makes one attempt to connect to one target. If the credentials are missing, it returns an error without an
+// attempt, because the server would refuse the connection.
 func (u *upstream) connect(ctx context.Context, t target) connection {
 	c := connection{target: t, received: new(atomic.Int64)}
 	if _, c.err = u.config.Server.Header(); c.err != nil {
@@ -261,16 +262,16 @@ func (u *upstream) connect(ctx context.Context, t target) connection {
 	return c
 }
 
-// maxPingSlowdown limits pingSlowdown. With the default interval, it results in one ping in 32 minutes.
+// maxPingSlowdown limits pingSlowdown. With it, the default interval becomes 32 minutes.
 const maxPingSlowdown = 64
 
-// interval returns the time without received data after which gRPC sends a ping.
+// interval returns how long gRPC waits for data before it sends a ping.
 func (u *upstream) interval() time.Duration {
 	return u.config.KeepaliveInterval * time.Duration(max(u.pingSlowdown.Load(), 1))
 }
 
-// onStreamEnd reduces the rate of pings if the server closed the stream because of them. By default, gRPC servers accept
-// one ping in 5 minutes.
+// onStreamEnd increases pingSlowdown if the server closed the stream because of too many pings. By default, gRPC
+// servers accept one ping in 5 minutes.
 func (u *upstream) onStreamEnd(err error) {
 	if strings.Contains(err.Error(), "too_many_pings") {
 		u.pingSlowdown.Store(min(2*max(u.pingSlowdown.Load(), 1), maxPingSlowdown))

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// maxTargets limits the addresses that are tried in one round, because DNS responses are not trusted. lookupTimeout
-// limits the lookup of one host.
+// maxTargets limits the number of addresses that the relay tries in one round, because it does not trust the number of
+// addresses in DNS responses. lookupTimeout limits the lookup of one host.
 const (
 	maxTargets    = 32
 	lookupTimeout = 5 * time.Second
@@ -40,8 +40,8 @@ func lookupHost(ctx context.Context, host string) ([]netip.Addr, error) {
 	return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 }
 
-// resolveTargets resolves the configured addresses and returns the targets in random order, so that the agents of a mesh
-// are distributed over the control planes. The target that failed last is at the end.
+// resolveTargets resolves the configured addresses and returns the targets in random order, so that the agents of a
+// mesh are distributed over the control plane's instances. The target that failed last is at the end.
 func (u *upstream) resolveTargets(ctx context.Context) (found []target, err error) {
 	var errs []error
 	for _, name := range u.config.Upstreams {

@@ -15,8 +15,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
-// acceptedAfter is the duration after which an upstream stream that is still open counts as accepted by the control
-// plane, even without a response.
+// acceptedAfter is a duration. If an upstream stream is open for longer, the control plane has accepted it, even if
+// there was no response.
 const acceptedAfter = time.Second
 
 // upstreamStream is one stream to a control plane that serves a session.
@@ -29,12 +29,12 @@ type upstreamStream struct {
 	outbox    outbox
 	rewrites  rewriteQueues
 	responded atomic.Bool
-	lastHeard atomic.Int64 // uptime at the last complete response, or at the start
+	lastHeard atomic.Int64 // uptime at the last complete response, or at the start of the stream
 }
 
-// runUpstream opens a stream on the connection and relays until the stream ends. err is nil if Envoy closed the stream.
-// responded reports whether the control plane sent a response or the stream was open for acceptedAfter: a control plane
-// without changes sends no response.
+// runUpstream opens a stream on the connection, and relays messages until the stream ends. err is nil if Envoy closed
+// the stream. responded reports whether the control plane sent a response, or the stream was open for acceptedAfter.
+// The second is sufficient because a control plane without changes sends no response.
 func (s *session) runUpstream(l *lease) (responded bool, err error) {
 	ctx, cancel := context.WithCancelCause(s.ctx)
 	defer cancel(nil)
@@ -65,8 +65,8 @@ func (s *session) runUpstream(l *lease) (responded bool, err error) {
 	return a.responded.Load() || lasted.Load(), err
 }
 
-// nextEpoch increments and returns the number of the upstream stream. It also determines whether the initial requests
-// contain the versions that Envoy has.
+// nextEpoch increments the number of the upstream stream and returns it. It also determines whether the initial
+// requests contain the versions that Envoy has.
 func (s *session) nextEpoch() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,7 +85,8 @@ func (a *upstreamStream) sendRequests() {
 	locals := a.relay.buildLocalRequests(a.proto, func(l LocalType) bool { return !l.Offered })
 	offers := a.receiveOffers()
 	for {
-		listening := a.hasRequestedListeners() && !a.isSecondary() // the agent's own requests are sent on Envoy's stream
+		// The agent's own requests are sent only on Envoy's stream.
+		listening := a.hasRequestedListeners() && !a.isSecondary()
 		if listening {
 			if !a.sendAll(a.tapAll(locals)) {
 				return
@@ -115,13 +116,13 @@ func (a *upstreamStream) sendRequests() {
 	}
 }
 
-// forwardRequests forwards a request of Envoy and all queued ones. ok is false if Envoy has closed its side of the
-// stream. forwardRequests reports whether further requests can be forwarded.
+// forwardRequests forwards the request f of Envoy and all queued requests. ok is false if Envoy has closed its side of
+// the stream. It returns whether further requests can follow.
 func (a *upstreamStream) forwardRequests(f *wire.Message, ok bool) bool {
 	for {
 		if !ok {
 			a.envoyDone.Store(true)
-			_ = a.stream.CloseSend() // it returns no error
+			_ = a.stream.CloseSend() // CloseSend always returns nil
 			return false
 		}
 		forward := a.processRequest(f, true)
@@ -172,7 +173,7 @@ func (a *upstreamStream) receiveResponses() error {
 	}
 }
 
-// markHeard records that a response arrived.
+// markHeard records that a complete response arrived.
 func (a *upstreamStream) markHeard() {
 	a.lastHeard.Store(int64(uptime()))
 	if !a.responded.Swap(true) {
@@ -180,7 +181,7 @@ func (a *upstreamStream) markHeard() {
 	}
 }
 
-// receiveOffers returns a channel that receives the values of OfferHeader when the control plane's response headers
+// receiveOffers returns a channel. It receives the values of OfferHeader when the control plane's response headers
 // arrive.
 func (a *upstreamStream) receiveOffers() <-chan []string {
 	offers := make(chan []string, 1)

@@ -11,16 +11,17 @@ const (
 	virtualHostType = "type.googleapis.com/envoy.config.route.v3.VirtualHost"
 )
 
-// routeName returns the name of a virtual host's route configuration: the part of the virtual host's resource name
-// before the last slash.
+// routeName returns the name of the route configuration of a virtual host. It is the part of the virtual host's
+// resource name before the last slash.
 func routeName(host string) string { return host[:max(0, strings.LastIndexByte(host, '/'))] }
 
-// virtualHosts returns the names of the stored virtual hosts of the route configurations that Envoy requests. If only is
-// not nil, it is restricted to these route configurations.
+// virtualHosts returns the names of stored virtual hosts: those of the route configurations that Envoy requests. If
+// only is not nil, it returns only virtual hosts of these route configurations.
 //
-// Envoy subscribes to the virtual hosts of all route configurations at once (VHDS). It ignores virtual hosts that arrive
-// before their route configuration, and each route configuration waits for its virtual hosts. If a route configuration
-// has no virtual hosts, the result contains a name that is not stored: the response removes it, which ends the wait.
+// Envoy subscribes to the virtual hosts of all route configurations at once (VHDS). It ignores virtual hosts that
+// arrive before their route configuration, and each route configuration waits for its virtual hosts. If a route
+// configuration has no virtual hosts, the result contains a name that is not stored. The response reports this name as
+// removed, which ends the wait.
 func (s *streamState) virtualHosts(only []string, snapshot *lastgood.Snapshot) (names []string) {
 	t := s.types[routeConfigType]
 	if t == nil {

@@ -10,15 +10,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
-// smallMessage is the size in bytes below which an accepted message is copied, because the buffers of a small message
+// smallMessage is a size in bytes. The store copies accepted messages below it, because the buffers of a small message
 // use more memory than its content.
 const smallMessage = 64 << 10
 
-// heldMessage is an accepted message that contains resources that are not saved yet.
+// heldMessage is an accepted message that contains resources that the store has not saved yet.
 type heldMessage struct {
 	*wire.Message
 	size  int64
-	users int // number of resources that are still to be saved from the message
+	users int // number of its resources that the store has not saved yet
 }
 
 // source locates the content of a changed resource: the message, and the index in the message's list of resources.
@@ -28,19 +28,20 @@ type source struct {
 	index   int
 }
 
-// typeChange contains the accepted changes of a type that are not saved yet.
+// typeChange contains those accepted changes of a type that the store has not saved yet.
 type typeChange struct {
-	// version is the version of the last accepted response. hasVersion: a response was accepted since the last save.
+	// version is the version of the last accepted response. hasVersion: Envoy has accepted a response since the last
+	// save.
 	version    string
 	hasVersion bool
-	// isStale: resources of the version are missing, or were stored in an older version.
+	// isStale: resources of this version are missing, or the stored ones are from an older version.
 	isStale bool
 	held    int64 // total size of the messages
 	// isFull: the changes contain all resources of the type. Otherwise they are merged with those in the file.
 	isFull    bool
 	resources map[string]source
 	removed   map[string]struct{}
-	// isHeld, if set, reports whether Envoy has a resource. All other resources are removed from the file.
+	// isHeld, if set, reports whether Envoy has a resource. The store removes all other resources from the file.
 	isHeld func(name string) bool
 }
 
@@ -48,7 +49,8 @@ func newTypeChange() *typeChange {
 	return &typeChange{resources: make(map[string]source), removed: make(map[string]struct{})}
 }
 
-// accept records an accepted response, except for the rejected resources. It takes ownership of the message.
+// accept records the resources of an accepted response, except for the rejected ones. It takes ownership of the
+// message.
 func (c *typeChange) accept(r wire.Response, message *wire.Message, isFull bool, rejected []string) {
 	c.version, c.hasVersion = r.Version, true
 	if isFull {
@@ -73,7 +75,7 @@ func (c *typeChange) accept(r wire.Response, message *wire.Message, isFull bool,
 	c.release(m)
 }
 
-// remove records that a resource is to be removed from the file.
+// remove records that the next save must remove a resource from the file.
 func (c *typeChange) remove(name string) {
 	c.drop(name)
 	c.removed[name] = struct{}{}
@@ -87,7 +89,7 @@ func (c *typeChange) drop(name string) {
 	}
 }
 
-// release frees the message if none of its resources is used any more.
+// release frees the message if no unsaved resource uses it any more.
 func (c *typeChange) release(m *heldMessage) {
 	if m.users--; m.users == 0 {
 		m.Free()
@@ -107,10 +109,10 @@ type typeWriter struct {
 	*encoder
 	typeURL string
 	change  *typeChange
-	scratch []byte // content of the resource that is written
-	// oldVersion is the version in the current file.
+	scratch []byte // buffer for the content of the resource that is being written
+	// oldVersion is the version of the type in the current file.
 	oldVersion string
-	// withheld maps the names of resources that must not be stored to the reason.
+	// withheld maps the names of resources that must not be stored to the reasons.
 	withheld map[string]string
 }
 
@@ -135,7 +137,7 @@ func (w *typeWriter) write(old *os.File, protocol string) error {
 }
 
 // version returns the version to store. In SotW it is empty if resources are missing or outdated, so that the control
-// plane sends them all.
+// plane sends all resources.
 func (w *typeWriter) version(protocol string) string {
 	switch {
 	case protocol == sotw && (w.change.isStale || len(w.withheld) > 0):
@@ -143,7 +145,7 @@ func (w *typeWriter) version(protocol string) string {
 	case w.change.hasVersion && len(w.change.version) <= maxField:
 		return w.change.version
 	case w.change.hasVersion:
-		return "" // the version is too long to be stored; with an empty one, the control plane sends all resources
+		return "" // the version is too long to be stored; without one, the control plane sends all resources
 	}
 	return w.oldVersion
 }
@@ -180,7 +182,7 @@ func (w *typeWriter) isUnchanged(name string) bool {
 	return !isSet && !isRemoved && (w.change.isHeld == nil || w.change.isHeld(name))
 }
 
-// writeMessage writes those resources of a message that a newer message has not superseded.
+// writeMessage writes the resources of a message, except those that a newer message contains too.
 func (w *typeWriter) writeMessage(m *heldMessage) error {
 	names := make(map[int]string, m.users)
 	for name, s := range w.change.resources {
@@ -218,7 +220,7 @@ func (w *typeWriter) writeResource(name, version string, content []byte) {
 }
 
 // save writes the file of a type. It returns the names of resources that must not be stored, with the reason. If the
-// current file is damaged, save removes it and fails; the next recording writes a new one.
+// current file is damaged, save removes it and returns an error. The next recording writes a new file.
 func (d *directory) save(c *Config, h header, change *typeChange) (withheld map[string]string, err error) {
 	path, err := d.file(h.TypeURL)
 	if err != nil {
@@ -233,7 +235,7 @@ func (d *directory) save(c *Config, h header, change *typeChange) (withheld map[
 	switch {
 	case old != nil:
 		defer func() { _ = old.Close() }()
-	case !change.hasVersion: // Envoy has not accepted a response of the type
+	case !change.hasVersion: // no response of the type was accepted since the last save
 		return nil, nil
 	}
 	limit := c.MaxBytes - d.size(path)

@@ -2,12 +2,14 @@
 // while no control plane answers receives them.
 //
 // There is one snapshot file per resource type. Accepted changes are collected in memory and saved some seconds after
-// the last change. The store then merges them with the current file into a new file, which replaces the current one
-// atomically. It does not parse the contents of resources. A file contains the identity of its proxy, and a checksum.
+// the last change. The store then writes the current content with the changes to a new file, which replaces the current
+// one atomically. It does not parse the contents of resources. A file contains the identity of its proxy, and a
+// checksum.
 //
-// If the disk is full or hangs, saving stops until Envoy's next stream. The files do not change meanwhile.
+// If the disk is full or hangs, the store saves nothing until Envoy's next stream, and the files stay unchanged.
 //
-// Secrets are not stored: neither resources of type Secret, nor resources that contain a private key or a password.
+// The store does not store secrets: neither resources of type Secret, nor resources that contain a private key or a
+// password.
 package lastgood
 
 import (
@@ -22,18 +24,18 @@ const DefaultMaxBytes = 256 << 20
 
 // Config configures a Store.
 type Config struct {
-	// Dirs are candidate directories; the first usable one is used. A directory must not contain other files. It is
-	// created with mode 0700 if it does not exist.
+	// Dirs lists candidate directories. The store uses the first usable one. A directory must not contain other files.
+	// If it does not exist, the store creates it with mode 0700.
 	Dirs []string
-	// MaxBytes limits the total size of the files; zero means DefaultMaxBytes.
+	// MaxBytes limits the total size of the files; zero selects DefaultMaxBytes.
 	MaxBytes int64
-	// Changes are saved when there was no further change for Delay, and at the latest MaxDelay after the first change.
-	// Zero means 5 s and 1 min.
+	// The store saves changes when Delay has passed without a further change, and at the latest MaxDelay after the
+	// first change. Zero selects 5 s and 1 min.
 	Delay, MaxDelay time.Duration
-	// HangTimeout is the time after which a disk operation counts as hung; zero means 10 s.
+	// HangTimeout is the time after which a disk operation counts as hung; zero selects 10 s.
 	HangTimeout time.Duration
 	Logger      *slog.Logger
-	// Now returns the current time; nil means time.Now.
+	// Now returns the current time; nil selects time.Now.
 	Now func() time.Time
 
 	beforeOpen func() // set by tests; called before a directory is opened
@@ -52,7 +54,7 @@ func (c *Config) setDefaults() {
 	}
 }
 
-// Identity identifies a proxy. Configuration is loaded only for the identity for which it was stored.
+// Identity identifies a proxy. Load returns configuration only to the identity for which it was stored.
 type Identity struct {
 	// Node and Cluster are the id and cluster of the xDS node.
 	Node    string `json:"node"`

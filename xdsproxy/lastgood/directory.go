@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	// fileSuffix is the suffix of the names of snapshot files, and draftPrefix the prefix of those being written.
+	// fileSuffix is the suffix of the names of snapshot files. draftPrefix is the prefix of the names of files that are
+	// not complete yet.
 	fileSuffix  = ".snapshot"
 	draftPrefix = ".draft-"
 )
@@ -63,8 +64,8 @@ func openDirectory(path string) (*directory, error) {
 	return d, nil
 }
 
-// removeRemnants removes the files of an interrupted save and of earlier versions of this program. It fails if the
-// directory contains a file that this program did not create.
+// removeRemnants removes incomplete files of an interrupted save, and files of earlier versions of this program. It
+// fails if the directory contains a file that this program did not create.
 func (d *directory) removeRemnants() error {
 	entries, err := os.ReadDir(d.path)
 	if err != nil {
@@ -104,8 +105,8 @@ func (d *directory) close() { _ = d.lock.Close() }
 
 var plainName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,200}$`)
 
-// file returns the path of a type's snapshot file, whose name is the last part of the type URL. It fails if that is not
-// a valid file name.
+// file returns the path of a type's snapshot file, whose name is the last part of the type URL. It fails if that part
+// is not a valid file name.
 func (d *directory) file(typeURL string) (string, error) {
 	name := typeURL[strings.LastIndexByte(typeURL, '/')+1:]
 	if !plainName.MatchString(name) {
@@ -130,7 +131,7 @@ func (d *directory) size(except string) (bytes int64) {
 	return bytes
 }
 
-// markUpToDate records that the configuration is up to date now, as the modification time of the files.
+// markUpToDate records that the configuration is up to date now. It sets the modification time of the files.
 func (d *directory) markUpToDate(now time.Time) error {
 	files, err := d.files()
 	for _, path := range files {

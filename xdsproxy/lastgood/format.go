@@ -79,7 +79,8 @@ func (e *encoder) writeField(text string) {
 	e.write([]byte(text))
 }
 
-// beginResource writes a resource without its content. The caller then writes the content, which has the length in bytes.
+// beginResource writes a resource without its content. The caller must then write the content, whose length in bytes is
+// length.
 func (e *encoder) beginResource(name, version string, length int64) {
 	e.write([]byte{recordResource})
 	e.writeField(name)

@@ -6,27 +6,29 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
-// Recording records the resources that Envoy accepts on one stream, to be stored. Its methods do not block and are safe
-// for concurrent use. They have no effect after an error, or after Begin has started a newer recording.
+// Recording records the resources that Envoy accepts on one stream, so that the store saves them. Its methods do not
+// block and are safe for concurrent use. After an error, or after Begin has started a newer recording, they have no
+// effect.
 type Recording struct {
 	store *Store
 	id    Identity
 
-	// The following fields are guarded by the store's mu.
+	// The store's mu guards the following fields.
 	types     map[string]*typeChange
 	isStopped bool
 	// isComplete: Envoy has accepted a response to all its requests.
 	isComplete bool
 	// first and last are the times of the first and the last unsaved change.
 	first, last time.Time
-	isUpToDate  bool // the files are to be marked as up to date
-	// stale contains the resources that are missing in a file or older than its version, by type URL and name. It is used
-	// only in SotW, where all resources of a type have one version.
+	isUpToDate  bool // the store must mark the files as up to date
+	// stale contains the resources that are missing in a file or older than the file's version, by type URL and name.
+	// It is used only for SotW, where all resources of a type have one version.
 	stale map[string]map[string]struct{}
 }
 
-// Begin starts a recording for a new stream of Envoy and stops the previous one. After an error, saving resumes, unless
-// the disk still hangs. Every resource that Envoy has must be passed to Accept, unless Load returned it.
+// Begin starts a recording for a new stream of Envoy and stops the previous one. If an error had stopped the saving, it
+// resumes, unless the disk still hangs. The caller must pass every resource that Envoy has to Accept, unless Load
+// returned it.
 func (s *Store) Begin(id Identity) *Recording {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -45,20 +47,20 @@ func (s *Store) Begin(id Identity) *Recording {
 	return r
 }
 
-// IsActive reports whether changes are recorded.
+// IsActive reports whether the recording records changes.
 func (r *Recording) IsActive() bool {
 	r.store.mu.Lock()
 	defer r.store.mu.Unlock()
 	return !r.isStopped
 }
 
-// stop ends the recording and discards its changes; the caller holds the store's mu.
+// stop ends the recording and discards its changes. The caller holds the store's mu.
 func (r *Recording) stop() {
 	r.isStopped = true
 	r.discard()
 }
 
-// discard discards the unsaved changes; the caller holds the store's mu.
+// discard discards the unsaved changes. The caller holds the store's mu.
 func (r *Recording) discard() {
 	for _, change := range r.types {
 		change.free()
@@ -109,8 +111,8 @@ func (r *Recording) Accept(response wire.Response, message *wire.Message, isFull
 	r.scheduleSave()
 }
 
-// Invalidate records that Envoy rejected a response or did not reply to it. The stored resources of the same names may
-// then be older than the version of their type.
+// Invalidate records that Envoy rejected a response, or that its reply is missing. The stored resources of the same
+// names may then be older than the version of their type.
 func (r *Recording) Invalidate(response wire.Response) {
 	r.store.mu.Lock()
 	defer r.store.mu.Unlock()
@@ -124,7 +126,7 @@ func (r *Recording) Invalidate(response wire.Response) {
 	r.scheduleSave()
 }
 
-// markStale records that a resource is missing or outdated in the file; the caller holds the store's mu.
+// markStale records that a resource is missing or outdated in the file. The caller holds the store's mu.
 func (r *Recording) markStale(typeURL, name string) {
 	if r.stale[typeURL] == nil {
 		r.stale[typeURL] = make(map[string]struct{})
@@ -132,7 +134,7 @@ func (r *Recording) markStale(typeURL, name string) {
 	r.stale[typeURL][name] = struct{}{}
 }
 
-// Remove records that Envoy no longer requests the resources with the names.
+// Remove records that Envoy no longer requests the resources with these names.
 func (r *Recording) Remove(typeURL string, names []string) {
 	r.store.mu.Lock()
 	defer r.store.mu.Unlock()
@@ -147,9 +149,9 @@ func (r *Recording) Remove(typeURL string, names []string) {
 	r.scheduleSave()
 }
 
-// Complete records that Envoy has accepted a response to all its requests. Resources of the types for which isHeld
-// returns false are removed from the files. isHeld is called later, while a file is written. Before Complete, changes
-// are saved only after MaxDelay, or if they are large.
+// Complete records that Envoy has accepted a response to each of its requests. The store then removes the resources of
+// types for which isHeld returns false from the files. It calls isHeld later, when it writes a file. Before Complete,
+// the store saves changes only after MaxDelay, or if they are large.
 func (r *Recording) Complete(types []string, isHeld func(typeURL, name string) bool) {
 	r.store.mu.Lock()
 	defer r.store.mu.Unlock()
@@ -174,7 +176,7 @@ func (r *Recording) MarkUpToDate() {
 	}
 }
 
-// change returns the unsaved changes of a type and creates them if necessary.
+// change returns the unsaved changes of a type. It creates an empty set if necessary.
 func (r *Recording) change(typeURL string) *typeChange {
 	c := r.types[typeURL]
 	if c == nil {
@@ -184,7 +186,7 @@ func (r *Recording) change(typeURL string) *typeChange {
 	return c
 }
 
-// scheduleSave schedules a save after a change; the caller holds the store's mu.
+// scheduleSave schedules a save after a change. The caller holds the store's mu.
 func (r *Recording) scheduleSave() {
 	r.last = time.Now()
 	if r.first.IsZero() {
@@ -196,7 +198,7 @@ func (r *Recording) scheduleSave() {
 	}
 }
 
-// isLarge reports whether the unsaved messages use so much memory that they are saved without delay.
+// isLarge reports whether the unsaved messages use so much memory that the store must save them without delay.
 func (r *Recording) isLarge() bool {
 	var held int64
 	for _, change := range r.types {
@@ -205,10 +207,10 @@ func (r *Recording) isLarge() bool {
 	return held > maxHeldBytes
 }
 
-// removeDue removes and returns the changes that are to be saved now. If force is set and Envoy's configuration is
-// complete, these are all changes. Otherwise removeDue schedules the next save. Large changes of an incomplete
-// configuration are returned without listeners, so that an Envoy does not become ready with them. The caller holds the
-// store's mu.
+// removeDue removes and returns the changes that the store must save now. If force is set and Envoy's configuration is
+// complete, these are all changes. If no changes are due, removeDue schedules the next save. Of an incomplete
+// configuration, it returns large changes, but without listeners, so that an Envoy does not become ready with them. The
+// caller holds the store's mu.
 func (r *Recording) removeDue(force bool) batch {
 	if len(r.types) == 0 {
 		return batch{}
@@ -228,7 +230,8 @@ func (r *Recording) removeDue(force bool) batch {
 	return batch{}
 }
 
-// removeAllExceptListeners is like removeAll, but it does not remove listeners. They are due after the remaining time.
+// removeAllExceptListeners is like removeAll, but it does not remove listeners. It schedules a save of these after the
+// remaining time.
 func (r *Recording) removeAllExceptListeners(remaining time.Duration) batch {
 	listeners, first := r.types[listenerType], r.first
 	delete(r.types, listenerType)
@@ -240,7 +243,7 @@ func (r *Recording) removeAllExceptListeners(remaining time.Duration) batch {
 	return b
 }
 
-// removeAll removes and returns all changes; the caller holds the store's mu.
+// removeAll removes and returns all changes. The caller holds the store's mu.
 func (r *Recording) removeAll() batch {
 	b := batch{r, r.types}
 	for typeURL, change := range b.types {

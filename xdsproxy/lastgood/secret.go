@@ -2,10 +2,10 @@ package lastgood
 
 import "bytes"
 
-// secretType is the type URL of SDS secrets, which are never stored.
+// secretType is the type URL of SDS secrets. The store never stores them.
 const secretType = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 
-// secretPatterns are byte sequences that occur in resources with secrets, and the descriptions of the secrets. Envoy
+// secretPatterns contains byte sequences that occur in resources with secrets, with a description of the secret. Envoy
 // supports private keys in PEM and PKCS #12. The other patterns match filters whose configuration contains keys or
 // passwords.
 var secretPatterns = []struct {

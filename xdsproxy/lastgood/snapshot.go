@@ -11,19 +11,19 @@ import (
 
 // Snapshot is the stored configuration of one proxy. It is not safe for concurrent use. The caller must close it.
 type Snapshot struct {
-	// UpToDate is when the configuration was last known to be that of the control plane.
+	// UpToDate is the last time at which the configuration was known to be that of the control plane.
 	UpToDate time.Time
 	types    map[string]*storedType
 }
 
-// storedType contains the resources of one type. Their contents are read from the open file when they are needed.
+// storedType contains the resources of one type. The open file is read when a content is needed.
 type storedType struct {
 	file    *os.File
 	version string
 	records map[string]record
 }
 
-// load opens the files of the identity and verifies their checksums. It returns nil if there are none.
+// load opens the files of the identity and verifies their checksums. It returns nil if there are no such files.
 func (d *directory) load(id Identity) (*Snapshot, error) {
 	paths, err := d.files()
 	if err != nil {
@@ -96,7 +96,7 @@ func readType(f *os.File) (*storedType, header, error) {
 func (s *Snapshot) Types() []string { return slices.Sorted(maps.Keys(s.types)) }
 
 // Version returns the stored version of a type; ok is false if the type is not stored. The version is empty if some
-// resources may be older, so that a control plane that compares versions sends them all.
+// resources may be older. A control plane that compares versions then sends all of them.
 func (s *Snapshot) Version(typeURL string) (version string, ok bool) {
 	t := s.types[typeURL]
 	if t == nil {
@@ -124,8 +124,8 @@ func (s *Snapshot) HasResource(typeURL, name string) bool {
 	return ok
 }
 
-// Resource returns the version of a resource, and its content as encoded in the response. ok is false if the resource
-// is not stored.
+// Resource returns the version of a resource, and its content in the encoding of a response. ok is false if the
+// resource is not stored.
 func (s *Snapshot) Resource(typeURL, name string) (version string, content []byte, ok bool, err error) {
 	t := s.types[typeURL]
 	if t == nil {

@@ -9,15 +9,16 @@ import (
 	"time"
 )
 
-// maxHeldBytes is the total size of unsaved messages above which they are saved without delay, to limit memory use.
+// maxHeldBytes is a total size of unsaved messages. Above it, the store saves them without delay to limit its memory
+// use.
 const maxHeldBytes = 8 << 20
 
-// Store stores the configuration that Envoy has accepted. Its methods are safe for concurrent use and, except Close, do
-// not block: only the store's goroutine uses the disk.
+// Store stores the configuration that Envoy has accepted. Its methods are safe for concurrent use. Except Close, they
+// do not block, because only the store's goroutine uses the disk.
 type Store struct {
 	config  Config
-	due     chan struct{} // contains a value when changes are to be saved
-	loads   chan func()   // calls of load that the store's goroutine runs
+	due     chan struct{} // contains a value when there are changes to save
+	loads   chan func()   // calls of load for the store's goroutine
 	closing chan struct{} // closed by Close
 	done    chan struct{} // closed when the store's goroutine returns
 
@@ -26,7 +27,7 @@ type Store struct {
 
 	mu      sync.Mutex
 	current *Recording
-	queue   []batch // changes of previous recordings that are to be saved
+	queue   []batch // unsaved changes of previous recordings
 	timer   *time.Timer
 	isHung  bool // a disk operation has not returned within HangTimeout
 	// isUnusable: no directory is usable.
@@ -34,7 +35,7 @@ type Store struct {
 	status     Status
 }
 
-// batch contains changes of a recording that are saved together, by type URL.
+// batch contains the changes of a recording that the store saves together, by type URL.
 type batch struct {
 	recording *Recording
 	types     map[string]*typeChange
@@ -42,16 +43,18 @@ type batch struct {
 
 // Status is the state of a store.
 type Status struct {
-	// Directory is the path of the directory, or empty if none is usable. Bytes is the total size of the files.
+	// Directory is the path of the directory. It is empty if no directory is usable. Bytes is the total size of the
+	// files.
 	Directory string `json:"directory,omitempty"`
 	Bytes     int64  `json:"bytes"`
 	// Saved is the time of the last save.
 	Saved time.Time `json:"saved,omitzero"`
-	// Reason is why saving has stopped, or empty.
+	// Reason is the reason why saving has stopped. It is empty if saving has not stopped.
 	Reason string `json:"reason,omitempty"`
 	// Failures counts failed and hung disk operations.
 	Failures uint64 `json:"failures"`
-	// Withheld are resources that are not stored because they contain secrets or have too long names.
+	// Withheld lists the resources that the store does not store, because they contain secrets or their names are too
+	// long.
 	Withheld []string `json:"withheld,omitempty"`
 }
 
@@ -59,7 +62,7 @@ type Status struct {
 const maxWithheld = 16
 
 // Open starts a store. The store opens its directory asynchronously, because the disk may hang. If no directory is
-// usable, the store logs the reason, and then neither saves nor loads.
+// usable, the store logs the reason, and neither saves nor loads anything.
 func Open(c Config) *Store {
 	c.setDefaults()
 	s := &Store{config: c, due: make(chan struct{}, 1), loads: make(chan func()), closing: make(chan struct{}), done: make(chan struct{})}
@@ -126,7 +129,7 @@ func (s *Store) open() {
 	s.status.Directory, s.status.Bytes = dir.path, dir.size("")
 }
 
-// watchDisk calls do, which uses the disk. If do does not return within HangTimeout, watchDisk stops the recording.
+// watchDisk calls do, which uses the disk. If do has not returned after HangTimeout, watchDisk stops the recording.
 func (s *Store) watchDisk(do func()) {
 	timer := time.AfterFunc(s.config.HangTimeout, func() {
 		s.mu.Lock()
@@ -144,7 +147,7 @@ func (s *Store) watchDisk(do func()) {
 	s.config.Logger.Info("the disk of the last accepted configuration works again; saving resumes with Envoy's next stream")
 }
 
-// fail stops the recording after an error; the caller holds mu.
+// fail stops the recording after an error. The caller holds mu.
 func (s *Store) fail(err error) {
 	s.config.Logger.Warn("the last accepted configuration is no longer saved; the files do not change, and Envoy still receives its configuration",
 		"directory", s.status.Directory, "error", err, "remedy", "free disk space, check the file system, or configure another directory or size limit")
@@ -171,8 +174,8 @@ func (s *Store) Status() Status {
 	return st
 }
 
-// Load returns a channel that receives the stored configuration of the identity, or nil if there is none or it cannot be
-// used. If ctx ends first, the channel receives nothing. The receiver must close the snapshot.
+// Load returns a channel that receives the stored configuration of the identity. It receives nil if there is none, or
+// if it is not usable. If ctx ends before, the channel receives nothing. The receiver must close the snapshot.
 func (s *Store) Load(ctx context.Context, id Identity) <-chan *Snapshot {
 	result := make(chan *Snapshot)
 	go func() {
@@ -211,7 +214,7 @@ func (s *Store) load(id Identity) *Snapshot {
 	return snapshot
 }
 
-// schedule schedules a save after the duration and cancels the previous one; the caller holds mu.
+// schedule schedules a save after the duration. It replaces the previous schedule. The caller holds mu.
 func (s *Store) schedule(after time.Duration) {
 	if s.timer != nil {
 		s.timer.Stop()
@@ -219,7 +222,7 @@ func (s *Store) schedule(after time.Duration) {
 	s.timer = time.AfterFunc(after, s.wake)
 }
 
-// wake wakes the store's goroutine to save the changes that are due.
+// wake makes the store's goroutine save the changes that are due.
 func (s *Store) wake() {
 	select {
 	case s.due <- struct{}{}:
@@ -251,8 +254,8 @@ func (s *Store) save(force bool) {
 	}
 }
 
-// saveBatch writes the files of a batch and frees its messages. It writes listeners last. If failed is not nil, an
-// earlier batch failed, and saveBatch only frees the messages. It returns failed or its own error.
+// saveBatch writes the files of a batch and frees its messages. It writes listeners last. failed is the error of an
+// earlier batch. If it is not nil, saveBatch only frees the messages, and returns failed.
 func (s *Store) saveBatch(b batch, failed error) error {
 	types := slices.Sorted(maps.Keys(b.types))
 	if i := slices.Index(types, listenerType); i >= 0 {
@@ -289,8 +292,8 @@ func (s *Store) recordWithheld(r *Recording, typeURL string, withheld map[string
 	}
 }
 
-// logWithheld logs that a resource is not stored, once per resource, and adds it to the status. SDS secrets are not
-// logged. The caller holds mu.
+// logWithheld adds a resource that is not stored to the status. It logs each resource once, except SDS secrets, which
+// it does not log. The caller holds mu.
 func (s *Store) logWithheld(typeURL, name, why string) {
 	what := fmt.Sprintf("%s %.200s", typeURL, name)
 	if typeURL == secretType || slices.Contains(s.status.Withheld, what) {

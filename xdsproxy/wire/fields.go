@@ -9,7 +9,7 @@ import (
 
 // Field numbers of the discovery messages.
 const (
-	// Fields of both kinds of response, except ResponseRemoved, which exists only in delta.
+	// Fields of responses in SotW and delta. ResponseRemoved exists only in delta.
 	ResponseVersion, ResponseResources, ResponseType, ResponseNonce, ResponseRemoved = 1, 2, 4, 5, 6
 
 	ResourceBody, AnyType = 2, 1

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// Service is the gRPC service of ADS, and SotWMethod and DeltaMethod are its methods.
+// Service is the gRPC service of ADS. SotWMethod and DeltaMethod are its methods.
 const (
 	Service     = "envoy.service.discovery.v3.AggregatedDiscoveryService"
 	SotWMethod  = "StreamAggregatedResources"
@@ -18,7 +18,7 @@ const (
 // Variant is the xDS protocol variant of a stream.
 type Variant int
 
-// The protocol variants: all resources of a type ("state of the world"), or only changes.
+// SotW ("state of the world") sends all resources of a type. Delta sends only changes.
 const (
 	SotW Variant = iota
 	Delta
@@ -43,7 +43,7 @@ func (v Variant) Method() string {
 // Message is one encoded message. It owns a reference to its buffers.
 type Message struct{ Data mem.BufferSlice }
 
-// Free releases the reference. The message must not be used afterwards.
+// Free releases the message's reference. The caller must not use the message afterwards.
 func (m *Message) Free() {
 	m.Data.Free()
 	m.Data = nil

@@ -8,18 +8,18 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// MaxString is the maximum stored length in bytes of strings that are only displayed or searched. Longer strings of
-// peers are truncated.
+// MaxString is the maximum length in bytes of strings that the relay stores only to display or search them. It
+// truncates longer strings of peers.
 const MaxString = 4096
 
-// Request contains the fields of a DiscoveryRequest or DeltaDiscoveryRequest that the relay reads.
+// Request contains those fields of a DiscoveryRequest or DeltaDiscoveryRequest that the relay uses.
 type Request struct {
 	TypeURL string
 	Nonce   string
 	Version string // version_info (SotW)
 	Node    []byte // encoded; only the first request of a stream must contain it
-	// Names are the resource_names (SotW). Subscribe, Unsubscribe and Known (initial_resource_versions) exist only in
-	// delta.
+	// Names is resource_names, which exists only in SotW. Subscribe, Unsubscribe and Known (initial_resource_versions)
+	// exist only in delta.
 	Names, Subscribe, Unsubscribe []string
 	Known                         []Resource
 	// Rejected is set for a NACK (a request with error_detail), and Reason is its error message.
@@ -27,7 +27,7 @@ type Request struct {
 	Reason   string
 }
 
-// Response contains the fields of a DiscoveryResponse or DeltaDiscoveryResponse that the relay reads.
+// Response contains those fields of a DiscoveryResponse or DeltaDiscoveryResponse that the relay uses.
 type Response struct {
 	TypeURL   string
 	Nonce     string
@@ -36,7 +36,8 @@ type Response struct {
 	Removed   []string // removed_resources (delta)
 }
 
-// Resource is the name and version of a resource. In SotW the version is empty, because only responses have one.
+// Resource is the name and version of a resource. In SotW the version is empty, because only whole responses have a
+// version.
 type Resource struct{ Name, Version string }
 
 // HasWildcard reports whether the request contains the name "*".
@@ -50,7 +51,7 @@ const Wildcard = "*"
 // ErrMalformed is returned for bytes that are not an encoded message.
 var ErrMalformed = errors.New("not a protobuf message")
 
-// ParseRequest parses the fields of an encoded request that Request contains.
+// ParseRequest parses an encoded request. It reads only the fields of Request.
 func ParseRequest(v Variant, data mem.BufferSlice) (Request, error) {
 	var r Request
 	field := r.sotwField
@@ -107,7 +108,7 @@ func (r *Request) deltaField(number protowire.Number, c *Cursor, length int) (er
 	return err
 }
 
-// ParseResponse parses the fields of an encoded response that Response contains. It skips the contents of resources.
+// ParseResponse parses an encoded response. It reads only the fields of Response, and skips the contents of resources.
 func ParseResponse(v Variant, data mem.BufferSlice) (Response, error) {
 	var r Response
 	err := Walk(data, func(number protowire.Number, c *Cursor, length int) (err error) {
@@ -133,7 +134,7 @@ func ParseResponse(v Variant, data mem.BufferSlice) (Response, error) {
 	return r, err
 }
 
-// ParseResource reads the name and version of a resource, which has the length in bytes. In SotW a resource is an Any,
+// ParseResource reads the name and version of a resource whose encoding has length bytes. In SotW a resource is an Any
 // without a version.
 func ParseResource(v Variant, c *Cursor, length int) (Resource, error) {
 	var r Resource
@@ -174,8 +175,8 @@ func parseAny(c *Cursor, length int) (name string, err error) {
 	return name, err
 }
 
-// openName reads the tag and length of field 1, a string, with the cursor at the start of the content. It returns false
-// if the content starts with another field. end is the number of bytes that remain after the content.
+// openName reads the tag and length of field 1, a string. The cursor must be at the start of the content. It returns
+// false if the content starts with another field. end is the value of Remaining at the end of the content.
 func (c *Cursor) openName(end int) (length int, ok bool) {
 	if b, err := c.readByte(); err != nil || b != 1<<3|byte(protowire.BytesType) {
 		return 0, false
@@ -205,7 +206,7 @@ func statusMessage(c *Cursor, length int) (message string, err error) {
 	return message, err
 }
 
-// stringPair reads an entry of a map<string, string>: the key into Name, the value into Version.
+// stringPair reads an entry of a map<string, string>. It returns the key in Name and the value in Version.
 func (c *Cursor) stringPair(length int) (r Resource, err error) {
 	err = c.message(length, func(number protowire.Number, n int) (err error) {
 		switch number {
@@ -221,8 +222,8 @@ func (c *Cursor) stringPair(length int) (r Resource, err error) {
 	return r, err
 }
 
-// message calls visit for each length-delimited field of a nested message, which has the length in bytes. visit must
-// consume the field's content.
+// message calls visit for each length-delimited field of a nested message that has length bytes. visit must consume the
+// field's content.
 func (c *Cursor) message(length int, visit func(protowire.Number, int) error) error {
 	end := c.Remaining() - length
 	if end < 0 {
@@ -246,8 +247,8 @@ func (c *Cursor) message(length int, visit func(protowire.Number, int) error) er
 	return nil
 }
 
-// Walk calls visit for each length-delimited field of an encoded message. The cursor is at the field's content, of which
-// visit must consume exactly length bytes.
+// Walk calls visit for each length-delimited field of an encoded message. It passes a cursor at the field's content.
+// visit must consume exactly as many bytes as the length that it receives.
 func Walk(data mem.BufferSlice, visit func(protowire.Number, *Cursor, int) error) error {
 	c := NewCursor(data)
 	for c.Remaining() > 0 {
@@ -275,7 +276,7 @@ type Cursor struct {
 // NewCursor returns a cursor at the beginning of data.
 func NewCursor(data mem.BufferSlice) *Cursor { return &Cursor{next: data, remaining: data.Len()} }
 
-// Remaining returns the number of bytes that are not read yet.
+// Remaining returns the number of bytes that the cursor has not read yet.
 func (c *Cursor) Remaining() int { return c.remaining }
 
 // fill advances to the next buffer if the current one is empty. It returns false at the end of the data.
@@ -299,7 +300,7 @@ func (c *Cursor) readByte() (byte, error) {
 	return b, nil
 }
 
-// read fills b, which must not be longer than the remaining bytes.
+// read fills b. b must not be longer than the remaining bytes.
 func (c *Cursor) read(b []byte) {
 	c.remaining -= len(b)
 	for len(b) > 0 && c.fill() {
@@ -397,7 +398,8 @@ func (c *Cursor) ReadInto(buf []byte, n int) ([]byte, error) {
 	return buf, nil
 }
 
-// text reads a string of n bytes. It does not truncate names, nonces and versions, because the relay sends them again.
+// text reads a string of n bytes. It does not truncate the string, because the relay sends names, nonces and versions
+// again.
 func (c *Cursor) text(n int) (string, error) {
 	if n <= len(c.buffer) {
 		text := string(c.buffer[:n])
@@ -419,8 +421,8 @@ func (c *Cursor) truncatedText(n int) (string, error) {
 	return text, c.Skip(n - len(text))
 }
 
-// EachResource calls visit for each resource of an encoded response. The cursor is at the encoded resource, of which
-// visit must consume exactly length bytes.
+// EachResource calls visit for each resource of an encoded response. It passes a cursor at the encoded resource. visit
+// must consume exactly as many bytes as the length that it receives.
 func EachResource(data mem.BufferSlice, visit func(c *Cursor, length int) error) error {
 	return Walk(data, func(number protowire.Number, c *Cursor, length int) error {
 		if number != ResponseResources {
