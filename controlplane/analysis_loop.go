@@ -13,11 +13,11 @@ import (
 )
 
 const (
-	// analysisPause is how long changes must pause before the documents are analysed for the log. The analysis reads
+	// analysisPause is the time without changes after which the documents are analysed for the log. The analysis reads
 	// all documents and must not delay pushes.
 	analysisPause = 200 * time.Millisecond
-	// minFindingAge is how long a finding that depends on workloads must persist before it is reported. Workloads start
-	// and stop often, which causes short-lived findings.
+	// minFindingAge is how long a finding that depends on workloads must exist before it is reported. Workloads start
+	// and stop often, and findings that result from this soon disappear.
 	minFindingAge = 10 * time.Second
 )
 
@@ -33,17 +33,17 @@ type analysisLoop struct {
 	// documentProblems returns the findings of single documents.
 	documentProblems func() []config.Problem
 	log              *slog.Logger
-	wake             chan struct{} // has one element after a snapshot was built
+	wake             chan struct{} // contains one element after a snapshot was built
 	checker          analysis.Checker
 
 	mu           sync.Mutex
 	firstSeen    map[config.Problem]time.Time // first time of each workload-dependent finding
-	latestCounts map[findingKey]int           // result of the last analysis
+	latestCounts map[findingKey]int           // numbers of findings in the last analysis
 
-	logged map[config.Problem]bool // logged findings that still exist; only run uses it
+	logged map[config.Problem]bool // logged findings that still exist; only the method run uses it
 }
 
-// schedule schedules an analysis of the new snapshot. It does not block.
+// schedule requests an analysis of the newest snapshot. It does not block.
 func (f *analysisLoop) schedule() {
 	select {
 	case f.wake <- struct{}{}:
@@ -51,7 +51,7 @@ func (f *analysisLoop) schedule() {
 	}
 }
 
-// run analyses each snapshot and logs new findings, until the context ends.
+// run analyses the snapshots and logs new findings until the context ends.
 func (f *analysisLoop) run(ctx context.Context) {
 	again := time.NewTimer(minFindingAge)
 	defer again.Stop()
@@ -70,7 +70,7 @@ func (f *analysisLoop) run(ctx context.Context) {
 		problems := f.problems()
 		f.updateCounts(problems)
 		f.logNew(problems)
-		again.Reset(minFindingAge + time.Second) // check again the findings that have not persisted long enough
+		again.Reset(minFindingAge + time.Second) // check again the findings that were too recent to be reported
 	}
 }
 
@@ -109,7 +109,7 @@ func (f *analysisLoop) logNew(problems []config.Problem) {
 	f.logged = current
 }
 
-// problems returns the findings of the newest snapshot, without workload-dependent ones that are too recent.
+// problems returns the findings of the newest snapshot, except workload-dependent ones that are too recent.
 func (f *analysisLoop) problems() []config.Problem {
 	latest := f.latest()
 	if latest == nil {

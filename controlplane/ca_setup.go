@@ -17,21 +17,22 @@ import (
 // AuthorityConfig configures the certificate authority and how clients authenticate to it. Zero values select the
 // defaults.
 type AuthorityConfig struct {
-	// PlugIn is a directory with an externally created CA, in Istio's format: ca-cert.pem, ca-key.pem, root-cert.pem
-	// and cert-chain.pem. Watched.
+	// PlugIn is the directory of an externally created CA, in Istio's format: ca-cert.pem, ca-key.pem, root-cert.pem
+	// and cert-chain.pem. The control plane watches it.
 	PlugIn string
 	// TTL is the lifetime of a certificate if the request specifies none. MaxTTL is the maximum lifetime.
 	TTL, MaxTTL time.Duration
-	// Overlap is how long a new root is distributed before it signs. RotateBefore is how long before its expiry a root
-	// is replaced. A negative value means never.
+	// Overlap is how long a new root is distributed before certificates are signed with it. RotateBefore is how long
+	// before its expiry a root is replaced. A negative value disables the rotation.
 	Overlap, RotateBefore time.Duration
-	// AuditFile receives lines about issued and refused certificates, see ca.AuditFile. If it is empty, these are only
-	// in the usual log.
+	// AuditFile is a file to which a line is written for each issued or refused certificate, see ca.AuditFile. If it is
+	// empty, only the usual log contains these lines.
 	AuditFile string
-	// DenyList is a YAML file of refused accounts and certificate serial numbers. Watched. Empty: nothing is refused.
+	// DenyList is a YAML file with the accounts and certificate serial numbers that the control plane refuses. The
+	// control plane watches it. If it is empty, nothing is refused.
 	DenyList string
-	// Issuer is an issuer of JWTs that prove a service account. IssuerKeys is the file or URL of its keys (default:
-	// from its discovery document). IssuerAudience is the audience of its tokens (default istio-ca).
+	// Issuer is the issuer of the JWTs that prove a service account. IssuerKeys is the file or URL of its keys
+	// (default: the URL in its discovery document). IssuerAudience is the audience of its tokens (default istio-ca).
 	Issuer, IssuerKeys, IssuerAudience string
 }
 
@@ -93,7 +94,7 @@ func (s *Server) tokenIssuer(c AuthorityConfig) (ca.TokenIssuer, error) {
 	return issuer, nil
 }
 
-// readKeys reads keys from a file. It is called for each use, because users may replace the file.
+// readKeys reads keys from a file. It is called each time the keys are used, because users may replace the file.
 func readKeys(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -19,18 +19,18 @@ import (
 )
 
 const (
-	// minReservedFiles is the minimum number of file descriptors reserved for configuration files, certificates and the
-	// monitoring port.
+	// minReservedFiles is the minimum number of file descriptors that are reserved for configuration files,
+	// certificates and the monitoring port.
 	minReservedFiles = 64
 	// refusalLogInterval is the minimum time between two log lines about refused connections or unauthenticated calls.
 	refusalLogInterval = time.Minute
 	// newConnMemory is the estimated memory of one unauthenticated connection, with its TLS state.
 	newConnMemory = 64 << 10
-	// maxUnauthenticatedCalls is the number of calls on an unauthenticated connection after which it is closed.
+	// maxUnauthenticatedCalls is the number of calls after which an unauthenticated connection is closed.
 	maxUnauthenticatedCalls = 10
 )
 
-// openFiles returns the limit of open files of the process.
+// openFiles returns the maximum number of open files of the process.
 func openFiles() int {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil || limit.Cur > math.MaxInt32 {
@@ -45,25 +45,27 @@ func reservedFiles(open int) int { return max(open/8, minReservedFiles) }
 // portLimit configures the limits for the connections of one port.
 type portLimit struct {
 	name string
-	// authTimeout is the time after which an unauthenticated connection is closed; 0 disables it.
+	// authTimeout is the time after which an unauthenticated connection is closed; 0 means no timeout.
 	authTimeout time.Duration
-	// plaintext: clients on this port are never authenticated. A stream stops the authentication timeout.
+	// plaintext: clients on this port are never authenticated. The first stream on a connection stops its
+	// authentication timeout.
 	plaintext bool
 }
 
 // connLimiter limits the number of simultaneous connections of the ports that share it.
 //
-// A connection uses a handshake slot until its TLS handshake is complete, then an unauthenticated slot until a call on
-// it is authenticated. A client certificate of the mesh promotes the connection when the handshake is complete. The
-// other slots are reserved for promoted connections.
+// A connection uses a handshake slot until its TLS handshake is complete. It then uses an unauthenticated slot until a
+// call on it is authenticated. Authentication promotes the connection to the remaining slots, which are reserved for
+// such connections. If the client has a certificate of the mesh, the connection is promoted when the handshake is
+// complete.
 //
-// When all slots of a share are in use, a new connection replaces a connection of the source network that has the most,
-// even if that connection is active. Clients of one network therefore cannot lock out others. Within the network, the
-// limiter replaces a random connection of the older half. If many clients connect at the same time, some of them
-// succeed, and the others retry.
+// If all slots of one kind are in use, a new connection replaces a connection of the source network that has the most,
+// even if that connection is active. Clients of one network therefore cannot lock out other networks. The replaced
+// connection is a random one of the older half of the network's connections. If many clients connect at the same time,
+// some of them succeed and the others retry.
 type connLimiter struct {
 	max          int // negative: no limit
-	maxPlaintext int // connections of plaintext ports with a stream
+	maxPlaintext int // connections of plaintext ports that may have a stream
 	refused      *prometheus.CounterVec
 	expired      *prometheus.CounterVec
 	log          *slog.Logger
@@ -76,7 +78,7 @@ type connLimiter struct {
 	logLimit        loglimit.Limiter
 }
 
-// connShare is a limited set of connections. connLimiter.mu guards it.
+// connShare is the set of connections that use one kind of slot. connLimiter.mu guards it.
 type connShare struct {
 	max       int
 	maxSource int // per source network
@@ -88,9 +90,9 @@ func newConnShare(slots int) connShare {
 	return connShare{max: slots, maxSource: max(slots/2, 1), bySource: map[netip.Prefix][]*trackedConn{}}
 }
 
-// newConnLimiter returns a limiter with the specified number of slots. An eighth of them are handshake slots, and an
-// eighth are unauthenticated slots. newMemory limits both, in bytes. One source network may use half of each. Plaintext
-// connections may use half of all slots.
+// newConnLimiter returns a limiter with this number of slots. An eighth of them are handshake slots, and an eighth are
+// unauthenticated slots. newMemory, in bytes, limits the number of both. One source network may use half of each kind.
+// Plaintext connections may use half of all slots.
 func newConnLimiter(slots int, newMemory int64, refused, expired *prometheus.CounterVec, log *slog.Logger) *connLimiter {
 	share := max(min(slots/8, int(newMemory/newConnMemory/2)), 2)
 	return &connLimiter{
@@ -99,8 +101,8 @@ func newConnLimiter(slots int, newMemory int64, refused, expired *prometheus.Cou
 	}
 }
 
-// wrapListener returns a listener whose connections the limiter counts. It closes excess connections without a
-// handshake.
+// wrapListener returns a listener whose connections the limiter counts. The listener closes excess connections without
+// a handshake.
 func (g *connLimiter) wrapListener(l net.Listener, limit portLimit) net.Listener {
 	return &limitedListener{Listener: l, limiter: g, limit: limit}
 }
@@ -126,7 +128,8 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 	}
 }
 
-// add counts a new connection. It returns false if there is no slot.
+// add counts a new connection. If all slots are in use, it evicts a connection that is not promoted. It returns false
+// if there is none.
 func (g *connLimiter) add(c *trackedConn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -145,7 +148,8 @@ func (g *connLimiter) add(c *trackedConn) bool {
 	return true
 }
 
-// enter adds a connection to a share. If the share has no free slot, enter evicts another connection; g.mu is held.
+// enter adds a connection to a share. If the share has no free slot, enter evicts another connection. The caller holds
+// g.mu.
 func (g *connLimiter) enter(share *connShare, c *trackedConn) {
 	switch own := share.bySource[c.source]; {
 	case g.max < 0:
@@ -173,17 +177,17 @@ func (s *connShare) pickVictim() *trackedConn {
 	return pickOld(largest)
 }
 
-// pickOld returns a random one of the older half of connections.
+// pickOld returns a random connection from the older half of conns.
 func pickOld(conns []*trackedConn) *trackedConn { return conns[rand.IntN((len(conns)+1)/2)] }
 
-// evict closes a connection and frees its slots; g.mu is held.
+// evict closes a connection and frees its slots. The caller holds g.mu.
 func (g *connLimiter) evict(c *trackedConn) {
 	g.release(c)
 	g.expired.WithLabelValues(c.limit.name).Inc()
 	go func() { _ = c.Conn.Close() }() // Close may block
 }
 
-// release frees the slots of a connection, once; g.mu is held.
+// release frees the slots of a connection. A second call has no effect. The caller holds g.mu.
 func (g *connLimiter) release(c *trackedConn) {
 	if c.released {
 		return
@@ -210,7 +214,7 @@ func (g *connLimiter) logRefusal(port string) {
 		"notAuthenticated", g.unauthenticated.count, "maxNotAuthenticated", g.unauthenticated.max, "maxPerNetwork", g.handshakes.maxSource, "unlogged", unlogged)
 }
 
-// trackedConn is a connection that occupies a slot until it is closed. limiter.mu guards the fields below source.
+// trackedConn is a connection that occupies a slot until it is closed. limiter.mu guards the fields after source.
 type trackedConn struct {
 	net.Conn
 	limiter *connLimiter
@@ -219,12 +223,12 @@ type trackedConn struct {
 
 	share    *connShare  // nil after promotion
 	timer    *time.Timer // closes the connection if no call is authenticated in time; nil if there is no timeout
-	promoted bool        // the client has an identity or, on a plaintext port, a stream
+	promoted bool        // the client has an identity, or the connection is on a plaintext port and has a stream
 	released bool
 	calls    int // number of calls before promotion
 }
 
-// leaveShare removes the connection from its share; limiter.mu is held.
+// leaveShare removes the connection from its share. The caller holds limiter.mu.
 func (c *trackedConn) leaveShare() {
 	share := c.share
 	if share == nil {
@@ -241,7 +245,8 @@ func (c *trackedConn) leaveShare() {
 	}
 }
 
-// SyscallConn lets gRPC wait for readability before it allocates a read buffer of 32 KiB, as for a net.TCPConn.
+// SyscallConn makes gRPC wait until the connection is readable before it allocates a read buffer of 32 KiB. For a
+// net.TCPConn, gRPC does so too.
 func (c *trackedConn) SyscallConn() (syscall.RawConn, error) {
 	if conn, ok := c.Conn.(syscall.Conn); ok {
 		return conn.SyscallConn()
@@ -249,7 +254,8 @@ func (c *trackedConn) SyscallConn() (syscall.RawConn, error) {
 	return nil, syscall.ENOTSUP
 }
 
-// RemoteAddr returns an address from which connectionOf finds the connection of a gRPC call.
+// RemoteAddr returns an address that contains the connection itself. connectionOf uses it to find the connection of a
+// gRPC call.
 func (c *trackedConn) RemoteAddr() net.Addr { return trackedAddr{c.Conn.RemoteAddr(), c} }
 
 type trackedAddr struct {
@@ -276,7 +282,7 @@ func (c *trackedConn) expire() {
 	}
 }
 
-// stopTimer stops the timeout for authentication; limiter.mu is held.
+// stopTimer stops the timeout for authentication. The caller holds limiter.mu.
 func (c *trackedConn) stopTimer() {
 	if c.timer != nil {
 		c.timer.Stop()
@@ -284,8 +290,8 @@ func (c *trackedConn) stopTimer() {
 	}
 }
 
-// finishHandshake moves a connection from the handshake slots to the unauthenticated ones, or to the reserved slots if
-// its client certificate is valid. It returns false if the connection was evicted.
+// finishHandshake moves a connection from its handshake slot to an unauthenticated slot, or to a reserved slot if its
+// client certificate is valid. It returns false if the connection was evicted.
 func (c *trackedConn) finishHandshake(identified bool) bool {
 	g := c.limiter
 	g.mu.Lock()
@@ -300,8 +306,8 @@ func (c *trackedConn) finishHandshake(identified bool) bool {
 	return true
 }
 
-// authenticate moves the connection of an authenticated call to the reserved slots, and stops its timeout. It returns
-// false if the limit for plaintext connections is reached.
+// authenticate moves the connection of an authenticated call to a reserved slot, and stops its timeout. It returns
+// false if the limit of plaintext connections is reached.
 func (c *trackedConn) authenticate() bool {
 	g := c.limiter
 	g.mu.Lock()
@@ -321,8 +327,8 @@ func (c *trackedConn) authenticate() bool {
 	return true
 }
 
-// countCall counts a call before the server allocates memory for it. It returns false, and closes the connection, if
-// there were maxUnauthenticatedCalls calls and none was authenticated.
+// countCall counts a call before the server allocates memory for it. If the connection has had maxUnauthenticatedCalls
+// calls and none was authenticated, countCall closes the connection and returns false.
 func (c *trackedConn) countCall() bool {
 	c.limiter.mu.Lock()
 	if !c.promoted {
@@ -336,17 +342,17 @@ func (c *trackedConn) countCall() bool {
 	return ok
 }
 
-// refuseCall closes the connection after its last unauthenticated call was refused.
+// refuseCall closes the connection if its last permitted unauthenticated call was refused.
 func (c *trackedConn) refuseCall() {
 	c.limiter.mu.Lock()
 	due := c.calls >= maxUnauthenticatedCalls && !c.promoted && !c.released
 	c.limiter.mu.Unlock()
 	if due {
-		// The server writes the status of the call within this time.
+		// Within this time, the server writes the status of the call.
 		time.AfterFunc(refusedCallLinger, func() { _ = c.Close() })
 	}
 }
 
-// refusedCallLinger is the time after the last refusal until the connection is closed, so that the refusals reach the
-// client.
+// refusedCallLinger is the time between the last refusal and the close of the connection. In this time, the refusals
+// reach the client.
 const refusedCallLinger = 100 * time.Millisecond

@@ -38,30 +38,30 @@ type Debounce struct {
 	Max   time.Duration // maximum delay of a change; default 1 s
 }
 
-// quietTime returns the time without changes after which the next change is pushed at once.
+// quietTime returns the time without changes after which the next change is pushed immediately.
 func (d Debounce) quietTime() time.Duration { return 10 * d.After }
 
 // Config configures a control plane. Zero values select the defaults.
 type Config struct {
 	// ConfigDirs are directories or single files of YAML documents. The control plane watches them.
 	ConfigDirs []string
-	// OnInvalidPolicy selects how workloads of a policy are treated if none of its versions was valid; default: deny.
+	// OnInvalidPolicy determines what a policy does to its workloads if none of its versions was valid; default: deny.
 	OnInvalidPolicy config.OnInvalidPolicy
-	// Stores are further stores of documents.
+	// Stores are stores of documents in addition to ConfigDirs.
 	Stores []config.Store
 	// StateDir stores the certificate authority, and the last valid versions of refused documents. Required.
 	StateDir string
-	// Address is the IP address to listen on; default 127.0.0.1.
+	// Address is the IP address on which the control plane listens; default 127.0.0.1.
 	Address string
 	Ports   Ports
 	// HostAddress is the address at which this process opens the plaintext and monitoring ports. It is for meshes whose
-	// workloads can connect to Address but must not connect to these ports. Default: Address.
+	// workloads can connect to Address, but must not connect to these two ports. Default: Address.
 	HostAddress string
-	// Listen opens a port, possibly in another network namespace; default: net.Listen.
+	// Listen opens a listening socket, possibly in another network namespace; default: net.Listen.
 	Listen func(network, address string) (net.Listener, error)
-	// VirtualAddresses, if valid, is an IPv4 network from which services without an address receive a virtual address.
-	// In a mesh with redirection, that address identifies the service of a connection whose content Envoy cannot
-	// inspect.
+	// VirtualAddresses, if valid, is an IPv4 network. Services without an address receive a virtual address from it. In
+	// a mesh with redirection, Envoy identifies the service of a connection by that address if it cannot inspect the
+	// connection's content.
 	VirtualAddresses netip.Prefix
 	// LocalNetworks are the loopback networks that contain the addresses of a local mesh's workloads.
 	LocalNetworks []netip.Prefix
@@ -69,28 +69,29 @@ type Config struct {
 	// default only the accounts of known workloads (WorkloadEntries and Workloads) that the Gateway selects may read
 	// them.
 	NamespaceGatewaySecrets bool
-	// Workloads are the workloads that the caller runs, ready or not.
+	// Workloads are the workloads that the caller runs, whether ready or not.
 	Workloads []snapshot.Workload
-	// StartsProxies: the caller starts the proxies, with the configuration that Server.ProxyConfig returns.
+	// StartsProxies: the caller starts the proxies, and starts them with the configuration that Server.ProxyConfig
+	// returns.
 	StartsProxies bool
-	// MeshConfigFile is a YAML file with Istio's MeshConfig. Watched.
+	// MeshConfigFile is a YAML file with Istio's MeshConfig. The control plane watches it.
 	MeshConfigFile string
 	// Mesh is used if there is no MeshConfigFile.
 	Mesh *meshconfig.MeshConfig
 	// MeshProblems are the findings of Mesh.
 	MeshProblems []config.Problem
-	// TrustDomain is the trust domain of all identities. Default: the mesh configuration's, or that of the authority in
-	// the state directory, or cluster.local.
+	// TrustDomain is the trust domain of all identities. Default: that of the mesh configuration, otherwise that of the
+	// authority in the state directory, otherwise cluster.local.
 	TrustDomain string
 	// TokenIssuer is the base URL at which verifiers of exchanged tokens find the keys, such as https://mesh.example.
-	// Default: the token port, by the name istiod.istio-system.svc if Address is unspecified (0.0.0.0).
+	// Default: the address of the token port. If Address is unspecified (0.0.0.0), the host is istiod.istio-system.svc.
 	TokenIssuer string
 	// Authority configures the certificate authority.
 	Authority AuthorityConfig
-	// Keys configures how the keys of RequestAuthentications are fetched.
+	// Keys configures how the control plane fetches the keys for RequestAuthentications.
 	Keys     KeyFetching
 	Debounce Debounce
-	// Admission limits new streams of proxies.
+	// Admission limits the rate and number of new streams of proxies.
 	Admission xds.Admission
 	// MaxConnections limits the simultaneous connections of proxies, and their streams. Default: the limit of open
 	// files minus an eighth, at least 64. Negative means no limit.
@@ -98,22 +99,22 @@ type Config struct {
 	// AuthTimeout is how long a proxy's connection may exist without an authenticated stream, or on the plaintext port
 	// without any stream; default 15 s. Negative disables it.
 	AuthTimeout time.Duration
-	// AutomaticScope limits sidecars to the virtual hosts and clusters that their workloads use; their Envoys request
-	// further ones on demand. A node's metadata PILOTFISH_SCOPE (automatic or all) overrides it.
+	// AutomaticScope limits sidecars to the virtual hosts and clusters that their workloads use. Their Envoys request
+	// other ones on demand. The metadata PILOTFISH_SCOPE of a node (automatic or all) overrides it.
 	AutomaticScope bool
-	// OnDemandTimeout limits how long a request or connection waits for an on-demand resource while no control plane
-	// answers; default: translate.DefaultOnDemandTimeout.
+	// OnDemandTimeout limits how long a request or connection waits for an on-demand resource if no control plane
+	// responds; default: translate.DefaultOnDemandTimeout.
 	OnDemandTimeout time.Duration
 	// Endpoints restricts the endpoints that documents may use.
 	Endpoints registry.EndpointPolicy
-	// TLSPolicy restricts the TLS of ports 15012 and 15016, and of connections that fetch keys of token issuers. An
-	// unknown policy is logged and ignored, as in Istio.
+	// TLSPolicy restricts the TLS of ports 15012 and 15016, and of connections that fetch keys of token issuers. The
+	// control plane logs and ignores an unknown policy, as Istio does.
 	TLSPolicy tlspolicy.Policy
 	Logger    *slog.Logger
 }
 
 // lastGoodFile is a file in the state directory. It has no extension, because the state directory may be inside a
-// configuration directory, whose .json files are read.
+// configuration directory, and the control plane reads .json files there.
 const lastGoodFile = "last-good"
 
 // registeredFile, in the state directory, stores the auto-registered workloads.
@@ -122,7 +123,8 @@ const registeredFile = "registered-workloads"
 // maxVirtualBits is the maximum prefix length of VirtualAddresses.
 const maxVirtualBits = 24
 
-// reservedNetworks are networks that VirtualAddresses must not overlap: this host, loopback, link-local and multicast.
+// reservedNetworks contains the networks that VirtualAddresses must not overlap: this host, loopback, link-local and
+// multicast.
 var reservedNetworks = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("224.0.0.0/4"),
 }
@@ -197,7 +199,7 @@ type Status struct {
 	Problems []config.Problem `json:"problems"`
 	// Documents lists the documents of the configuration directories and their state.
 	Documents []dirstore.Document `json:"documents"`
-	// Pending reports whether there are changes that are not pushed yet.
+	// Pending reports whether there are changes that have not been pushed yet.
 	Pending bool               `json:"pending"`
 	Clients []xds.ClientStatus `json:"clients"`
 }
@@ -210,17 +212,18 @@ type Server struct {
 	dirs        *dirstore.Store // nil without directories
 	store       *config.MultiStore
 	registrar   *registration.Registrar
-	meshWatcher *meshConfigWatcher // nil without a file
+	meshWatcher *meshConfigWatcher // nil if no file is configured
 	discovery   *xds.Server
 	pushLoop    *pushLoop
 	usage       *usageHistory
 	analysis    *analysisLoop
 	keys        *jwks.Fetcher
-	// issuerKeys fetches the keys of Config.Authority.Issuer; nil without an issuer, or if its keys are in a file.
+	// issuerKeys fetches the keys of Config.Authority.Issuer. It is nil without an issuer, or if the keys are in a
+	// file.
 	issuerKeys *jwks.Fetcher
 	closeAudit func() error
 	streams    *openStreams
-	denyList   *denyList // nil without a file
+	denyList   *denyList // nil if no file is configured
 	// revocations are the revocation lists for agents.
 	revocations revocations
 	registry    *prometheus.Registry
@@ -228,17 +231,17 @@ type Server struct {
 	// memoryShare is the memory in bytes for the subscriptions of all clients, and for unauthenticated connections.
 	memoryShare int64
 
-	compareSlot chan struct{} // semaphore: one comparison of documents at a time
+	compareSlot chan struct{} // semaphore that permits one comparison of documents at a time
 
-	callerLookup sync.Mutex // held while the local process of a debug caller is looked up
+	callerLookup sync.Mutex // held while the process of a local debug caller is looked up
 
 	serving atomic.Bool
 	close   sync.Once
 }
 
-// New loads the certificate authority, reads the configuration and opens the ports; Run serves. A server that is not
-// run must be closed. Errors name the remedy, for example for an expired authority, an unwritable state directory, or a
-// port in use.
+// New loads the certificate authority, reads the configuration and opens the ports. Run serves on these ports. If the
+// caller does not call Run, it must call Close. Errors name the remedy, for example if the authority is expired, the
+// state directory is not writable, or a port is in use.
 func New(cfg Config) (*Server, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -260,7 +263,7 @@ func (s *Server) readMesh() (err error) {
 	return err
 }
 
-// mesh returns the configured MeshConfig; nil means all defaults.
+// mesh returns the configured MeshConfig. If it is nil, the defaults apply.
 func (s *Server) mesh() *meshconfig.MeshConfig {
 	if s.meshWatcher != nil {
 		return s.meshWatcher.mesh()
@@ -333,8 +336,8 @@ func (s *Server) composeDiscovery() (err error) {
 	return nil
 }
 
-// Run serves until the context ends, and then returns nil. It can be called once. A new Server may use the same state
-// directory afterwards.
+// Run serves until the context ends, and then returns nil. It can be called once. After that, a new Server may use the
+// same state directory.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.Close()
 	ctx, stop := context.WithCancel(ctx)
@@ -355,7 +358,7 @@ func (s *Server) Run(ctx context.Context) error {
 	s.revocations.notify = s.pushLoop.noteRevocations
 	background.Go(func() {
 		s.authority.Run(ctx, authorityInterval, func() {
-			if s.denyList != nil { // first, so that agents receive the lists together with the roots
+			if s.denyList != nil { // start this first, so that agents receive the lists together with the roots
 				s.denyList.writeLists()
 			}
 			s.pushLoop.noteAll()
@@ -382,7 +385,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return s.ports.serve(ctx, s.discovery.Stop)
 }
 
-// Close closes the ports of a server that was not run. After Run it does nothing.
+// Close closes the ports of a server whose Run was not called. After Run it has no effect.
 func (s *Server) Close() error {
 	s.close.Do(func() {
 		s.ports.close()
@@ -403,7 +406,7 @@ func (s *Server) Health() (bool, string) {
 	}
 	if s.dirs != nil {
 		if ok, reason := s.dirs.Health(); !ok {
-			// The earlier configuration is still used, so the server still serves clients.
+			// The earlier configuration is still in use, so the server continues to serve clients.
 			return true, reason
 		}
 	}
@@ -419,12 +422,13 @@ func (s *Server) Status() Status {
 	return st
 }
 
-// problems returns the findings of single documents and of the documents in relation to each other.
+// problems returns all findings: those of single documents, and those about how documents affect each other.
 func (s *Server) problems() []config.Problem {
 	return append(s.documentProblems(), s.analysis.problems()...)
 }
 
-// documentAndNACKProblems returns the findings of single documents, and the NACKs of proxies as findings of documents.
+// documentAndNACKProblems returns the findings of single documents, and the NACKs of proxies as findings of the
+// documents that caused them.
 func (s *Server) documentAndNACKProblems() []config.Problem {
 	return append(s.documentProblems(), nackProblems(s.discovery.Clients(), s.store)...)
 }

@@ -20,7 +20,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// DebugHandler returns the debug pages of the whole mesh, for a socket that only the platform can access.
+// DebugHandler returns the handler of the debug pages with the data of the whole mesh. It is for a socket that only the
+// platform can access.
 func (s *Server) DebugHandler() http.Handler { return s.debugPages(platformCaller) }
 
 // monitoringHandler returns the handler of port 15014.
@@ -44,7 +45,7 @@ func (s *Server) monitoringHandler() http.Handler {
 	return mux
 }
 
-// debugPages returns the debug pages. identify determines which namespaces a caller may see.
+// debugPages returns the handler of the debug pages. identify determines which namespaces a caller may see.
 func (s *Server) debugPages(identify identifyCaller) http.Handler {
 	mux := http.NewServeMux()
 	for pattern, page := range map[string]debugPage{
@@ -119,7 +120,7 @@ func writeJSON(w http.ResponseWriter, v any) {
 	_ = out.Encode(v) // fails if the client has disconnected
 }
 
-// writeJSONList writes a list element by element, so that only one of them is in memory.
+// writeJSONList writes a list element by element, so that memory contains only one encoded element at a time.
 func writeJSONList[T any](w http.ResponseWriter, elements iter.Seq[T]) {
 	w.Header().Set("Content-Type", "application/json")
 	out := json.NewEncoder(w)

@@ -37,7 +37,7 @@ func (c debugCaller) canSee(namespace string) bool {
 	return c.platform || namespace != "" && c.namespace == namespace
 }
 
-// filterVisible returns the elements of a list that the caller may see.
+// filterVisible returns those elements of a list that the caller may see.
 func filterVisible[T any](c debugCaller, list []T, namespace func(T) string) []T {
 	if c.platform {
 		return list
@@ -45,10 +45,10 @@ func filterVisible[T any](c debugCaller, list []T, namespace func(T) string) []T
 	return slices.DeleteFunc(list, func(v T) bool { return !c.canSee(namespace(v)) })
 }
 
-// identifyCaller returns the caller of a request, or an error if the caller may see nothing.
+// identifyCaller returns the caller of a request. It returns an error if the caller may not see anything.
 type identifyCaller func(*http.Request) (debugCaller, error)
 
-// platformCaller identifies the callers of handlers that only the platform can access.
+// platformCaller identifies each caller as the platform. It is for handlers that only the platform can access.
 func platformCaller(*http.Request) (debugCaller, error) { return debugCaller{platform: true}, nil }
 
 type debugPage func(w http.ResponseWriter, r *http.Request, c debugCaller)
@@ -68,8 +68,8 @@ func restrictPage(identify identifyCaller, page debugPage) http.HandlerFunc {
 	}
 }
 
-// identifyDebugCaller accepts a certificate or token of the mesh. Without them it accepts a process that connects over
-// loopback as root or as this process's user. Accounts of the root namespace count as the platform.
+// identifyDebugCaller accepts callers with a certificate or token of the mesh. Without one, it accepts a process that
+// connects over loopback as root or as this process's user. It treats accounts in the root namespace as the platform.
 func (s *Server) identifyDebugCaller(r *http.Request) (debugCaller, error) {
 	if r.Header.Get("Authorization") != "" || r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
 		id, err := s.authority.Authenticate(grpcContext(r))
@@ -81,7 +81,7 @@ func (s *Server) identifyDebugCaller(r *http.Request) (debugCaller, error) {
 	if err := s.checkLocalCaller(r); err != nil {
 		return debugCaller{}, err
 	}
-	// A web page could otherwise send requests from the platform user's browser.
+	// Without this check, a web page could send requests from a browser of the platform's user.
 	if err := httpguard.Check(r); err != nil {
 		return debugCaller{}, err
 	}
@@ -92,7 +92,7 @@ func (s *Server) rootNamespace() string {
 	return snapshot.WithDefaults(s.mesh()).GetRootNamespace()
 }
 
-// grpcContext returns the context that a gRPC call with the request's credentials has.
+// grpcContext returns a context that contains the request's credentials in the way a gRPC call does.
 func grpcContext(r *http.Request) context.Context {
 	ctx := metadata.NewIncomingContext(r.Context(), metadata.MD{"authorization": r.Header.Values("Authorization")})
 	if r.TLS != nil {
@@ -101,10 +101,10 @@ func grpcContext(r *http.Request) context.Context {
 	return ctx
 }
 
-// checkLocalCaller returns an error unless a process sent the request over loopback, as root or as this process's user. A
-// connection to another address of this machine is not enough: a tenant's document can lead requests to such an address
-// through a gateway that runs as root on this machine, but not to this port on loopback. In a local mesh it always returns
-// an error: the proxies run as that user and forward requests of their clients.
+// checkLocalCaller returns an error unless a process sent the request over loopback, as root or as this process's user.
+// Other addresses of this machine are not accepted: a gateway that runs as root on this machine connects to addresses
+// that tenants specify in documents. Such documents cannot specify this port on loopback. In a local mesh,
+// checkLocalCaller always returns an error, because the proxies run as that user and forward requests of their clients.
 func (s *Server) checkLocalCaller(r *http.Request) error {
 	required := fmt.Errorf("debug pages require a token (Authorization: Bearer …) or a client certificate. Accounts of namespace %s see the whole mesh, "+
 		"other accounts see their own namespace", s.rootNamespace())
@@ -121,10 +121,10 @@ func (s *Server) checkLocalCaller(r *http.Request) error {
 	if clientErr != nil || serverErr != nil || !client.Addr().Unmap().IsLoopback() || !server.Addr().Unmap().IsLoopback() {
 		return required
 	}
-	if runtime.GOOS != "linux" { // the client's user cannot be determined
+	if runtime.GOOS != "linux" { // on other systems, the client's user cannot be determined
 		return nil
 	}
-	s.callerLookup.Lock() // one lookup at a time
+	s.callerLookup.Lock() // only one lookup runs at a time
 	defer s.callerLookup.Unlock()
 	connection, err := portowner.FindConnection(client, server)
 	if err != nil || connection.UID != 0 && connection.UID != uint32(os.Geteuid()) {
@@ -133,7 +133,8 @@ func (s *Server) checkLocalCaller(r *http.Request) error {
 	return nil
 }
 
-// visibleClient returns the ID of the connected client with this ID or node id, if the caller may see it.
+// visibleClient returns the ID of the connected client with this ID or node id. It returns an error if the caller may
+// not see the client.
 func (s *Server) visibleClient(c debugCaller, id string) (string, error) {
 	found := ""
 	for client, p := range s.discovery.Proxies() {

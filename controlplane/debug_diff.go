@@ -21,13 +21,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 )
 
-// maxDiffBytes limits the request body of a comparison.
+// maxDiffBytes limits the body of a comparison request.
 const maxDiffBytes = 8 << 20
 
-// DiffRequest contains the files that would replace the present files of the configuration directories.
+// DiffRequest contains the files that would replace the current files of the configuration directories.
 type DiffRequest struct {
 	Files []DiffFile `json:"files"`
-	// Secrets are the Kubernetes Secrets of those files, which are removed from the files' text.
+	// Secrets contains the Kubernetes Secrets of those files. The text of the files does not contain them.
 	Secrets []DiffSecret `json:"secrets,omitempty"`
 }
 
@@ -42,8 +42,8 @@ type DiffSecret struct {
 	Registries bool `json:"registries,omitempty"`
 }
 
-// resource returns the Secret as a resource. If the current Secret has the same certificate, the resource has the
-// private key of the current Secret. The registry credentials are those of the current Secret.
+// resource returns the Secret as a resource. The registry credentials are those of the current Secret with this name.
+// The private key is too, if the current Secret has the same certificate.
 func (d DiffSecret) resource(now config.Store) *config.Resource {
 	key := config.Key{Kind: config.Secret, Namespace: d.Namespace, Name: d.Name}
 	spec := &config.SecretSpec{Certificate: d.Certificate, Authorities: d.Authorities, Revoked: d.Revoked}
@@ -71,7 +71,7 @@ type DiffFile struct {
 	Text string `json:"text"`
 }
 
-// DiffAnswer lists the changes that the files would cause in the connected proxies.
+// DiffAnswer lists the changes that the files would cause in the configuration of connected proxies.
 type DiffAnswer struct {
 	// Proxies counts the compared proxies.
 	Proxies  int              `json:"proxies"`
@@ -89,7 +89,7 @@ func (s *Server) clientProxy(id string) (*translate.Proxy, bool) {
 	return nil, false
 }
 
-// ProxyConfig returns the effective ProxyConfig of a workload; empty before the first snapshot.
+// ProxyConfig returns the effective ProxyConfig of a workload. Before the first snapshot, it is empty.
 func (s *Server) ProxyConfig(namespace string, labels map[string]string) *networkingbeta.ProxyConfig {
 	latest := s.pushLoop.snapshot()
 	if latest == nil {
@@ -98,8 +98,8 @@ func (s *Server) ProxyConfig(namespace string, labels map[string]string) *networ
 	return latest.ProxyConfig(namespace, labels)
 }
 
-// Bootstrap returns the JSON that EnvoyFilters merge into the bootstrap of a workload's proxy; nil if there is none, or
-// before the first snapshot.
+// Bootstrap returns the JSON that EnvoyFilters merge into the bootstrap of a workload's proxy. It returns nil if there
+// is none, or before the first snapshot.
 func (s *Server) Bootstrap(namespace string, labels map[string]string, gateway bool) ([]byte, error) {
 	latest := s.pushLoop.snapshot()
 	if latest == nil {
@@ -127,7 +127,8 @@ func (s *Server) serveDescribe(w http.ResponseWriter, r *http.Request, c debugCa
 	writeJSON(w, describe.Workload(latest, p))
 }
 
-// serveDiff compares documents for the platform. It reads a body only if no other comparison is running.
+// serveDiff compares documents for callers that are the platform. It reads a request's body only if no other comparison
+// is running.
 func (s *Server) serveDiff(w http.ResponseWriter, r *http.Request, c debugCaller) {
 	if !c.platform {
 		http.Error(w, "only accounts of namespace "+s.rootNamespace()+" may compare documents of the whole mesh", http.StatusForbidden)
@@ -153,7 +154,7 @@ func (s *Server) serveDiff(w http.ResponseWriter, r *http.Request, c debugCaller
 	writeJSON(w, answer)
 }
 
-// diff compares the resources of the connected proxies with those that the files would yield.
+// diff compares the resources of the connected proxies with those that would result from the files.
 func (s *Server) diff(request DiffRequest) (*DiffAnswer, error) {
 	before := s.pushLoop.snapshot()
 	if before == nil {
@@ -188,7 +189,7 @@ func (s *Server) diff(request DiffRequest) (*DiffAnswer, error) {
 	return answer, err
 }
 
-// directoryDocuments returns the documents that are now in the configuration directories.
+// directoryDocuments returns the current documents of the configuration directories.
 func (s *Server) directoryDocuments() config.Store {
 	if s.dirs == nil {
 		return nil

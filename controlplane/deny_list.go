@@ -28,11 +28,12 @@ const (
 	maxDenyList      = 16 << 20
 	// revocationName is the name of the only resource of its type.
 	revocationName = "deny-list"
-	// revocationFile, in the state directory, stores the revocation lists with the denied serial numbers.
+	// revocationFile is a file in the state directory. It stores the revocation lists with the denied serial numbers.
 	revocationFile = "ca-crl.pem"
 )
 
-// denyList watches the file of denied identities. If the file becomes invalid, its last valid content stays in effect.
+// denyList watches the file of denied identities. If the file becomes invalid, its last valid content remains in
+// effect.
 type denyList struct {
 	path, revocationPath string
 	authority            *ca.Authority
@@ -46,7 +47,7 @@ type denyList struct {
 	writing sync.Mutex // held while the revocation lists are written
 }
 
-// openDenyList reads the file. It fails if the file is missing or malformed, because there is no earlier list to use.
+// openDenyList reads the file. It fails if the file is missing or malformed, because there is no earlier valid list.
 func openDenyList(path, stateDir string, authority *ca.Authority, streams *openStreams, revocations *revocations, log *slog.Logger) (*denyList, error) {
 	d := &denyList{
 		path: path, revocationPath: filepath.Join(stateDir, revocationFile), authority: authority, streams: streams, revocations: revocations, log: log,
@@ -107,7 +108,7 @@ func (d *denyList) reload() {
 	d.apply(text, list)
 }
 
-// apply applies a list to calls and open streams, and writes the revocation lists.
+// apply applies a list to new calls and open streams, and writes the revocation lists.
 func (d *denyList) apply(text []byte, list *ca.DenyList) {
 	d.text = text
 	d.authority.Deny(list)
@@ -143,14 +144,15 @@ func (d *denyList) writeLists() {
 	}
 }
 
-// revocations holds the revocation lists for agents. The zero value denies nothing.
+// revocations contains the revocation lists for agents. The zero value denies no certificate.
 type revocations struct {
-	notify func() // called after changes; nil while there are no agents
+	notify func() // called after changes; nil before it is set, when there are no agents yet
 
 	resource atomic.Pointer[xds.Resource]
 }
 
-// set replaces the lists and the roots whose certificates they cover. Without lists, agents check none.
+// set replaces the lists and the roots for whose certificates they apply. If lists is empty, agents do not check for
+// revocations.
 func (r *revocations) set(lists, roots []byte) error {
 	context := &tlsv3.CertificateValidationContext{}
 	if len(lists) > 0 {
@@ -167,7 +169,7 @@ func (r *revocations) set(lists, roots []byte) error {
 	return nil
 }
 
-// resources returns one resource even if no certificate is denied, so that agents remove earlier lists.
+// resources returns one resource. It does so even if no certificate is denied, so that agents remove earlier lists.
 func (r *revocations) resources() []*xds.Resource {
 	if resource := r.resource.Load(); resource != nil {
 		return []*xds.Resource{resource}
@@ -200,7 +202,7 @@ type checkedStream struct {
 
 func (s *checkedStream) Context() context.Context { return s.ctx }
 
-// RecvMsg fails if the caller is denied, also before the stream's first message.
+// RecvMsg returns an error if the caller is denied, even before the stream's first message.
 func (s *checkedStream) RecvMsg(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil {
 		return err
@@ -247,7 +249,7 @@ func deniedStatus(ctx context.Context) error {
 	return nil
 }
 
-// deniedError is the cancellation cause of a denied caller's stream.
+// deniedError is the cause with which the context of a denied caller's stream is canceled.
 type deniedError struct{ status error }
 
 func (e deniedError) Error() string { return e.status.Error() }

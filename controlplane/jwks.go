@@ -19,25 +19,25 @@ import (
 type KeyFetching struct {
 	// Refresh is the refresh interval; default 20 minutes.
 	Refresh time.Duration
-	// RootsFile is a PEM file of roots that are trusted in addition to the system's.
+	// RootsFile is a PEM file of root certificates. They are trusted in addition to the system's.
 	RootsFile string
-	// ByProxy lets proxies fetch keys whose URL is that of a service of the mesh.
+	// ByProxy lets proxies fetch the keys whose URL belongs to a service of the mesh.
 	ByProxy bool
-	// Blocked are networks from which no keys are fetched, in addition to link-local and metadata addresses.
+	// Blocked lists networks from which the control plane fetches no keys, in addition to link-local and metadata
+	// addresses.
 	Blocked []netip.Prefix
-	// AllowLoopback allows loopback addresses even if the control plane serves other machines. A control plane that
-	// listens on loopback always allows them.
+	// AllowLoopback allows loopback addresses, even if the control plane serves other machines. Loopback addresses are
+	// always allowed if the control plane listens on a loopback address.
 	AllowLoopback bool
 }
 
-// fetchGuard returns the guard that decides from which addresses the control plane may fetch keys whose URLs are in
-// documents.
+// fetchGuard returns the guard for fetches of keys whose URLs are in documents. It decides from which addresses the
+// control plane may fetch them.
 func (c Config) fetchGuard() fetchguard.Guard {
 	return fetchguard.Guard{Blocked: c.Keys.Blocked, NoLoopback: !isLoopback(c.Address) && !c.Keys.AllowLoopback}
 }
 
-// keysFile is the name of the key cache in the state directory. It has no extension, for the same reason as
-// lastGoodFile.
+// keysFile is the name of the key cache in the state directory. Like lastGoodFile, it has no extension.
 const keysFile = "token-issuer-keys"
 
 func (s *Server) openKeys() error {
@@ -61,7 +61,7 @@ func (s *Server) keysTLS() (*tls.Config, error) {
 	return config, err
 }
 
-// trustedRoots returns the system's roots and those of the file; nil means only the system's.
+// trustedRoots returns the system's roots and those in the file. It returns nil if there are only the system's.
 func trustedRoots(file string) (*x509.CertPool, error) {
 	if file == "" {
 		return nil, nil
@@ -80,7 +80,7 @@ func trustedRoots(file string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// keyProblems returns a finding for each rule whose keys could not be fetched.
+// keyProblems returns a finding for each rule whose keys the control plane could not fetch.
 func keyProblems(s *snapshot.Snapshot, failures []jwks.Failure) []config.Problem {
 	var out []config.Problem
 	for _, f := range failures {

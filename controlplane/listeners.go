@@ -29,7 +29,7 @@ import (
 
 // Special values of a port.
 const (
-	// FreePort selects any free port; the Server's address methods return it.
+	// FreePort selects any free port. The Server's address methods return it.
 	FreePort = -1
 	// NoPort disables the port.
 	NoPort = -2
@@ -44,17 +44,18 @@ type Ports struct {
 }
 
 const (
-	// stopTimeout limits the graceful stop of a port's server. After it the server closes all connections.
+	// stopTimeout limits the graceful stop of a port's server. After this time the server closes all connections.
 	stopTimeout = 2 * time.Second
 	// defaultAuthTimeout is the default of Config.AuthTimeout.
 	defaultAuthTimeout = 15 * time.Second
 	// handshakeTimeout limits the TLS and HTTP/2 handshakes of a connection.
 	handshakeTimeout = 5 * time.Second
-	// maxCall limits the message of a unary call, in bytes. The discovery server has a separate limit for its requests.
+	// maxCall limits the size in bytes of a message of a unary call. For its own requests, the discovery server has a
+	// separate limit.
 	maxCall = 32 << 10
-	// maxHeader limits the headers of a call, in bytes; a token has up to 8 KiB.
+	// maxHeader limits the size in bytes of the headers of a call. A token has up to 8 KiB.
 	maxHeader = 32 << 10
-	// maxCalls limits the simultaneous streams of one connection. An agent has one stream and few calls.
+	// maxCalls limits the simultaneous streams and calls on one connection. An agent has one stream and few calls.
 	maxCalls = 100
 )
 
@@ -71,7 +72,7 @@ func (p *port) address() netip.AddrPort {
 	return p.addr
 }
 
-// listeners are the server's ports and the gRPC and HTTP servers on them.
+// listeners contains the server's ports, and the gRPC and HTTP servers on them.
 type listeners struct {
 	plain, secure, monitoring, tokens *port
 
@@ -80,7 +81,7 @@ type listeners struct {
 	log                   *slog.Logger
 }
 
-// openPorts opens the ports and creates the server of each.
+// openPorts opens the ports and creates a server for each.
 func (s *Server) openPorts() error {
 	l := &listeners{log: s.log}
 	mesh, host := listenAddress{s.cfg.Listen, s.cfg.Address}, s.cfg.hostAddress()
@@ -126,7 +127,7 @@ func (s *Server) openPorts() error {
 	return nil
 }
 
-// listenAddress is the network and address at which a port is opened.
+// listenAddress is the network and address on which a port is opened.
 type listenAddress struct {
 	listen  func(network, address string) (net.Listener, error)
 	address string
@@ -139,8 +140,8 @@ func (c Config) hostAddress() listenAddress {
 	return listenAddress{c.Listen, c.Address}
 }
 
-// plainPort returns the number of the plaintext xDS port. Its clients are unauthenticated, so by default it is only
-// opened on loopback.
+// plainPort returns the number of the plaintext xDS port. Its clients are unauthenticated, so by default the port is
+// open only if address is a loopback address.
 func (s *Server) plainPort(address string) int {
 	number := s.cfg.Ports.Plain
 	switch {
@@ -159,8 +160,8 @@ func isLoopback(address string) bool {
 	return err == nil && ip.IsLoopback()
 }
 
-// tokensHandler returns the handler of port 15016. If the monitoring port serves other machines, the debug pages are
-// also served on this port, so that clients need not send credentials in plaintext.
+// tokensHandler returns the handler of port 15016. If other machines can reach the monitoring port, the debug pages are
+// also available on port 15016, so that clients need not send credentials in plaintext.
 func (s *Server) tokensHandler(exchange *tokenExchange, monitoring string) http.Handler {
 	if isLoopback(monitoring) {
 		return exchange.handler()
@@ -173,8 +174,8 @@ func (s *Server) tokensHandler(exchange *tokenExchange, monitoring string) http.
 	return mux
 }
 
-// limitConnections limits the connections of proxies and, separately, those of the monitoring port, which stays
-// reachable when the limit for proxies is reached.
+// limitConnections limits the connections of proxies. It limits those of the monitoring port separately, so that this
+// port remains reachable when the limit for proxies is reached.
 func (s *Server) limitConnections(l *listeners) {
 	refused := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilotfish_connections_refused_total",
 		Help: "Connections refused because of a connection limit, by port."}, []string{"port"})
@@ -195,7 +196,7 @@ func (s *Server) limitConnections(l *listeners) {
 	}{
 		{l.plain, proxies, portLimit{name: "plain", authTimeout: timeout, plaintext: true}},
 		{l.secure, proxies, portLimit{name: "secure", authTimeout: timeout}},
-		// Each phase of an HTTP connection has a timeout of its own.
+		// Each phase of an HTTP connection has its own timeout, so there is no authTimeout.
 		{l.tokens, proxies, portLimit{name: "tokens"}},
 		{l.monitoring, monitoring, portLimit{name: "monitoring"}},
 	} {
@@ -236,8 +237,8 @@ func newGRPC(transport credentials.TransportCredentials, more ...grpc.ServerOpti
 		grpc.MaxRecvMsgSize(maxCall), grpc.MaxHeaderListSize(maxHeader), grpc.StreamInterceptor(countUnauthenticated),
 		// Most connections are usually idle, so they share their write buffers. Responses are large.
 		grpc.WriteBufferSize(32<<10), grpc.ReadBufferSize(16<<10),
-		// When all clients reconnect, their requests wait in memory. A static window limits each of them; gRPC's
-		// dynamic window would grow.
+		// When all clients reconnect, their requests wait in memory. A static window limits the memory for each client,
+		// whereas gRPC's dynamic window would grow.
 		grpc.StaticStreamWindowSize(64<<10), grpc.StaticConnWindowSize(64<<10),
 		grpc.MaxConcurrentStreams(maxCalls),
 		grpc.ConnectionTimeout(handshakeTimeout), grpc.InTapHandle(limitCalls),
@@ -250,8 +251,8 @@ func newGRPC(transport credentials.TransportCredentials, more ...grpc.ServerOpti
 	return grpc.NewServer(append(options, more...)...)
 }
 
-// meshCredentials are the TLS credentials of the secure port. A connection with a client certificate of the mesh uses the
-// reserved slots as soon as its handshake is complete.
+// meshCredentials are the TLS credentials of the secure port. They promote a connection whose client certificate is of
+// the mesh as soon as its handshake is complete.
 type meshCredentials struct {
 	credentials.TransportCredentials
 	authority *ca.Authority
@@ -276,7 +277,7 @@ func (m meshCredentials) hasIdentity(info credentials.AuthInfo) bool {
 	return err == nil
 }
 
-// limitCalls refuses a call on a connection that had too many calls and none that was authenticated.
+// limitCalls refuses a call on a connection that had too many calls, none of which was authenticated.
 func limitCalls(ctx context.Context, _ *tap.Info) (context.Context, error) {
 	if conn := connectionOf(ctx); conn != nil && !conn.countCall() {
 		return nil, status.Error(codes.Unauthenticated, "too many unauthenticated calls")
@@ -284,7 +285,7 @@ func limitCalls(ctx context.Context, _ *tap.Info) (context.Context, error) {
 	return ctx, nil
 }
 
-// identify returns the identity that a stream's peer proved on the secure port, and "" on the plaintext port. It
+// identify returns the identity that a stream's peer has proved on the secure port, or "" on the plaintext port. It
 // promotes the stream's connection.
 func (s *Server) identify(ctx context.Context) (string, error) {
 	name := ""
@@ -305,7 +306,7 @@ func (s *Server) identify(ctx context.Context) (string, error) {
 	return name, nil
 }
 
-// countUnauthenticated promotes the connection of an authenticated call, and counts unauthenticated calls.
+// countUnauthenticated promotes the connection of a call that was authenticated, and counts calls that were not.
 func countUnauthenticated(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	err := handler(srv, stream)
 	if conn := connectionOf(stream.Context()); conn != nil && overTLS(stream.Context()) {
@@ -328,8 +329,8 @@ func connectionOf(ctx context.Context) *trackedConn {
 	return nil
 }
 
-// serve serves on all ports until the context ends or one of them fails, and then stops gracefully. endStreams ends the
-// discovery streams, which do not end otherwise.
+// serve serves on all ports until the context ends or one port fails, and then stops gracefully. It calls endStreams to
+// end the discovery streams, because these do not end by themselves.
 func (l *listeners) serve(ctx context.Context, endStreams func()) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -359,14 +360,14 @@ func (l *listeners) serve(ctx context.Context, endStreams func()) error {
 	return nil
 }
 
-// stop stops the servers within stopTimeout.
+// stop stops the servers. It returns after stopTimeout at the latest.
 func (l *listeners) stop() {
 	deadline, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	var wg sync.WaitGroup
 	for _, server := range []*grpc.Server{l.grpcPlain, l.grpcSecure} {
 		wg.Go(func() {
-			// Closing the remaining calls lets GracefulStop return.
+			// GracefulStop returns when all calls have ended. Stop ends those that remain.
 			stop := context.AfterFunc(deadline, server.Stop)
 			defer stop()
 			server.GracefulStop()

@@ -10,9 +10,10 @@ import (
 )
 
 const (
-	// defaultMemoryLimit is used if neither GOMEMLIMIT nor a cgroup limits the process.
+	// defaultMemoryLimit is the memory limit if neither GOMEMLIMIT nor a cgroup limits the process.
 	defaultMemoryLimit = 4 << 30
-	// clientShare is the divisor of the memory limit for clients' subscriptions and unauthenticated connections.
+	// clientShare: clients' subscriptions may use 1/clientShare of the memory limit, and unauthenticated connections
+	// the same amount.
 	clientShare = 8
 )
 
@@ -25,8 +26,8 @@ func memoryLimit() int64 {
 	return limit
 }
 
-// limitHeap sets Go's memory limit to nine tenths of the cgroup limits, unless GOMEMLIMIT is set. The garbage of a burst
-// of clients is then collected before the kernel kills the process.
+// limitHeap sets Go's memory limit to nine tenths of the cgroup limits, unless GOMEMLIMIT is set. Go's garbage
+// collector then frees memory before the process exceeds the cgroup limit and the kernel kills it.
 func limitHeap() {
 	if debug.SetMemoryLimit(-1) == math.MaxInt64 {
 		if limit := cgroupMemory("/proc/self/cgroup", "/sys/fs/cgroup"); limit != math.MaxInt64 {
@@ -35,10 +36,11 @@ func limitHeap() {
 	}
 }
 
-// cgroupMemory returns the smallest memory limit of the process's cgroup and its parents, or math.MaxInt64.
+// cgroupMemory returns the minimum of the memory limits of the process's cgroup and its parents, or math.MaxInt64 if
+// there are none.
 func cgroupMemory(membership, root string) int64 {
 	limit := int64(math.MaxInt64)
-	data, _ := os.ReadFile(membership) // exists only on Linux
+	data, _ := os.ReadFile(membership) // the file exists only on Linux
 	for line := range strings.Lines(string(data)) {
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
 		if len(parts) != 3 {
@@ -61,14 +63,14 @@ func cgroupMemory(membership, root string) int64 {
 	return limit
 }
 
-// readLimit returns the limit in a cgroup file, or math.MaxInt64 if there is none.
+// readLimit returns the limit in a cgroup file, or math.MaxInt64 if the file contains none.
 func readLimit(path string) int64 {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return math.MaxInt64
 	}
 	limit, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
-	if err != nil || limit <= 0 || limit > 1<<50 { // "max", or the maximum of cgroup v1
+	if err != nil || limit <= 0 || limit > 1<<50 { // not a limit: "max", or the maximum value of cgroup v1
 		return math.MaxInt64
 	}
 	return limit

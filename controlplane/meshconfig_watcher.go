@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	// meshConfigInterval is the polling interval of the mesh configuration file. The file is small, and polling detects
-	// every way of replacing it.
+	// meshConfigInterval is the polling interval of the mesh configuration file. The file is small. Polling detects a
+	// new version no matter how the user replaces the file.
 	meshConfigInterval = 500 * time.Millisecond
 	maxMeshConfig      = 1 << 20
 )
 
 // meshConfigWatcher watches a file with Istio's MeshConfig. If the content becomes invalid, the last valid content
-// stays in effect.
+// remains in effect.
 type meshConfigWatcher struct {
 	path string
 	log  *slog.Logger
@@ -34,7 +34,7 @@ type meshConfigWatcher struct {
 	problem *config.Problem
 }
 
-// openMeshConfig reads the file. It fails if the file is invalid, because there is no earlier content to use.
+// openMeshConfig reads the file. It fails if the file is invalid, because there is no earlier valid content.
 func openMeshConfig(path string, log *slog.Logger) (*meshConfigWatcher, error) {
 	text, mesh, err := readMeshConfig(path)
 	if err != nil {
@@ -62,7 +62,7 @@ func readMeshConfig(path string) ([]byte, *meshconfig.MeshConfig, error) {
 	return text, mesh, nil
 }
 
-// meshConfigError is the error of a refused file.
+// meshConfigError is the reason why a file was refused.
 type meshConfigError struct{ config.Problem }
 
 func (r meshConfigError) Error() string {
@@ -118,7 +118,7 @@ func (f *meshConfigWatcher) mesh() *meshconfig.MeshConfig {
 func (f *meshConfigWatcher) problems() []config.Problem {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	_, warnings := config.ReadMesh(f.path, f.text) // returns the same result as when the content was applied
+	_, warnings := config.ReadMesh(f.path, f.text) // the same warnings as when the content was applied
 	if f.problem != nil {
 		warnings = append([]config.Problem{*f.problem}, warnings...)
 	}

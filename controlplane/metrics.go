@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/version"
 )
 
-// metrics contains the control plane's metrics. They have istiod's names where istiod has an equivalent, so that
+// metrics contains the control plane's metrics. If istiod has an equivalent metric, the names are the same, so that
 // dashboards for istiod work.
 type metrics struct {
 	debounce, snapshot prometheus.Histogram
@@ -33,7 +33,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	build := prometheus.NewGauge(prometheus.GaugeOpts{Name: "pilotfish_build_info", Help: "Version and commit of the build.",
 		ConstLabels: prometheus.Labels{"version": version.Version, "commit": version.Commit}})
 	build.Set(1)
-	// istiod's dashboards read the running versions from this metric.
+	// istiod's dashboards read the versions of running control planes from this metric.
 	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: "pilot_info", Help: "The control plane's version.",
 		ConstLabels: prometheus.Labels{"version": version.Version}})
 	info.Set(1)
@@ -41,7 +41,8 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	return m
 }
 
-// recordBuild records one build of a snapshot. start is its start; since is the time of the first included change.
+// recordBuild records one build of a snapshot. start is the start of the build. since is the time of the first change
+// in it.
 func (m *metrics) recordBuild(start, since time.Time) {
 	m.snapshot.Observe(time.Since(start).Seconds())
 	m.debounce.Observe(start.Sub(since).Seconds())

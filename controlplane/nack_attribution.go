@@ -15,14 +15,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// maxSuspects is the maximum number of documents that are reported for one rejection.
+// maxSuspects is the maximum number of documents that are reported for one NACK.
 const maxSuspects = 5
 
 // maxChangeLog limits the number of documents whose last change is recorded. Beyond this number, the log is cleared
 // before the newest change is recorded.
 const maxChangeLog = 20_000
 
-// changeLog records when documents last changed, to find the most likely cause of a rejection.
+// changeLog records when documents last changed. It is used to find the most likely cause of a NACK.
 type changeLog struct {
 	mu      sync.Mutex
 	changed map[config.Key]time.Time
@@ -37,12 +37,12 @@ func (j *changeLog) record(keys []config.Key, at time.Time) {
 	for _, k := range keys {
 		j.changed[k] = at
 	}
-	if len(j.changed) > maxChangeLog { // names of workloads change often, so the log would grow without limit
+	if len(j.changed) > maxChangeLog { // names of workloads change often, and the log would grow without limit
 		maps.DeleteFunc(j.changed, func(_ config.Key, changed time.Time) bool { return changed.Before(at) })
 	}
 }
 
-// changedSince returns the time of a document's last change. It returns false if the change was before since.
+// changedSince returns the time of a document's last change. ok is false if the document did not change after since.
 func (j *changeLog) changedSince(key config.Key, since time.Time) (time.Time, bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -54,7 +54,7 @@ func (j *changeLog) changedSince(key config.Key, since time.Time) (time.Time, bo
 type causeCandidate struct {
 	translate.Cause
 	changed      time.Time // zero if the document has not changed since the client's last ACK of the type
-	field, value string    // field and value of the document that the reason quotes
+	field, value string    // the field of the document whose value the NACK's reason quotes, and that value
 }
 
 func (s causeCandidate) rank() int {
@@ -65,7 +65,7 @@ func (s causeCandidate) rank() int {
 	if s.field != "" {
 		rank += 4
 	}
-	if s.Kind == config.EnvoyFilter { // only EnvoyFilters contain settings that only Envoy can check
+	if s.Kind == config.EnvoyFilter { // only EnvoyFilters contain settings that the control plane cannot check
 		rank += 2
 	}
 	if s.Named {
@@ -74,15 +74,16 @@ func (s causeCandidate) rank() int {
 	return rank
 }
 
-// attributeNACK returns the documents from which rejected resources were generated, the most likely cause first. It
-// omits documents that the client accepted before, if there are more likely candidates.
+// attributeNACK returns the documents from which the rejected resources were generated, the most likely cause first. If
+// there are more likely candidates, it omits documents that the client accepted before.
 func (p proxy) attributeNACK(state xds.State, typeURL string, names []string, reason string, since time.Time) []xds.SuspectDocument {
 	s, ok := state.(*snapshot.Snapshot)
 	if !ok {
 		return nil
 	}
 	quoted := reason
-	for _, name := range names { // a document that contains only a part of the resource's name is not a more likely cause
+	// Remove the resource's name, so that a document does not rank higher only because it contains a part of that name.
+	for _, name := range names {
 		quoted = strings.ReplaceAll(quoted, name, "")
 	}
 	var suspects []causeCandidate
@@ -97,7 +98,7 @@ func (p proxy) attributeNACK(state xds.State, typeURL string, names []string, re
 	slices.SortStableFunc(suspects, func(a, b causeCandidate) int {
 		return cmp.Or(cmp.Compare(b.rank(), a.rank()), cmp.Compare(len(b.value), len(a.value)), b.changed.Compare(a.changed))
 	})
-	// If all candidates are related only by resource type, it is sufficient to report the first few.
+	// If the resource type is all that relates the candidates to the rejection, the first few of them are sufficient.
 	if len(suspects) > 0 && suspects[0].rank() > 0 {
 		suspects = slices.DeleteFunc(suspects, func(s causeCandidate) bool { return s.rank() == 0 })
 	}

@@ -8,12 +8,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// nackProblems returns the proxies' current NACKs as findings of the documents that most likely caused them. Equal
-// NACKs of several proxies are reported once.
+// nackProblems returns the current NACKs of proxies, as findings of the documents that most likely caused them. It
+// reports equal NACKs of several proxies once.
 func nackProblems(clients []xds.ClientStatus, store config.Store) []config.Problem {
 	var out []config.Problem
 	indices := map[config.Problem]int{} // indices in out
-	count := map[int]int{}              // number of proxies by index
+	count := map[int]int{}              // number of proxies with the same finding, by the finding's index
 	for _, c := range clients {
 		for _, t := range c.Types {
 			if t.Rejected == nil {

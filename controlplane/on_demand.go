@@ -10,16 +10,16 @@ import (
 )
 
 // onDemand contains the clusters and virtual hosts of one proxy that requests them on demand: those in its workload's
-// usage history, those that it claimed when it reconnected, and those that it has requested since. The set does not
-// shrink while the proxy is connected, because Envoy does not request a removed cluster or a resolved host again.
+// usage history, those that it reported at its reconnect, and those that it has requested since. The set does not
+// shrink while the proxy is connected, because Envoy requests neither a removed cluster nor a resolved host again.
 type onDemand struct {
 	proxy        *translate.Proxy
 	usage        *usageHistory
 	workload     string
 	clusterNames map[string]bool
-	missingCount int // number of clusters in has that did not exist when they were requested
-	// existing contains the clusters that Envoy has, or is about to receive, in a version that was generated while they
-	// existed in the mesh.
+	missingCount int // number of clusters in has that did not exist when the proxy requested them
+	// existing contains the clusters that existed in the mesh when they were generated for this proxy. Envoy has these
+	// clusters, or is about to receive them.
 	existing map[string]bool
 	routes   map[string]*routeHostSet
 }
@@ -36,12 +36,12 @@ func newOnDemand(p *translate.Proxy, l *usageHistory) *onDemand {
 	return o
 }
 
-// workloadOf returns the usage history's key, which all instances of a workload share.
+// workloadOf returns the proxy's key in the usage history. All instances of a workload have the same key.
 func workloadOf(p *translate.Proxy) string {
 	return p.Namespace + "/" + p.ServiceAccount + "/" + p.Workload
 }
 
-// resume adds the resources that a reconnecting proxy claims.
+// resume adds the resources that a reconnecting proxy reports.
 func (o *onDemand) resume(typeURL string, names []string) {
 	if typeURL == xds.VirtualHostType {
 		for _, name := range names {
@@ -59,8 +59,8 @@ func (o *onDemand) resume(typeURL string, names []string) {
 	}
 }
 
-// maxMissingClusters limits the requested clusters that do not exist. They are stored because they may be created
-// later.
+// maxMissingClusters limits the number of requested clusters that do not exist. They are recorded because they may
+// exist later.
 const maxMissingClusters = 10_000
 
 // addCluster adds a cluster to the set.
@@ -79,7 +79,8 @@ func isOutbound(name string) bool { return strings.HasPrefix(name, "outbound|") 
 func (o *onDemand) generateClusters(s *snapshot.Snapshot, wildcard bool, names []string) ([]*xds.Resource, error) {
 	for _, name := range names {
 		if isOutbound(name) && !o.clusterNames[name] {
-			real := translate.HasCluster(s, o.proxy, name) // a proxy can request any name
+			// The cluster may not exist, because a proxy can request any name.
+			real := translate.HasCluster(s, o.proxy, name)
 			if real {
 				o.usage.record(o.workload, name)
 			}
@@ -104,8 +105,8 @@ func (o *onDemand) generateClusters(s *snapshot.Snapshot, wildcard bool, names [
 	return translate.HeldClusters(s, o.proxy, o.withoutRemoved(s, held))
 }
 
-// withoutRemoved returns names without the clusters that no longer exist but that Envoy has not removed yet. Envoy
-// removes clusters at the end of a push. Only then are they replaced by clusters without endpoints.
+// withoutRemoved returns names without clusters that no longer exist in the mesh, but that Envoy still has. The server
+// removes them from Envoy at the end of a push, and replaces them by clusters without endpoints only then.
 func (o *onDemand) withoutRemoved(s *snapshot.Snapshot, names []string) []string {
 	out := make([]string, 0, len(names))
 	for _, name := range names {
@@ -121,7 +122,8 @@ func (o *onDemand) withoutRemoved(s *snapshot.Snapshot, names []string) []string
 	return out
 }
 
-// startReplacing records that the server is about to remove clusters. It returns true if any of them is in the set.
+// startReplacing records that the server is about to remove clusters. It returns true if any of the names is in the
+// set.
 func (o *onDemand) startReplacing(names []string) bool {
 	found := false
 	for _, name := range names {
@@ -133,7 +135,8 @@ func (o *onDemand) startReplacing(names []string) bool {
 	return found
 }
 
-// filterScope removes clusters and hosts outside the set from a push scope, and adds those that the proxy newly needs.
+// filterScope removes the clusters and hosts that are not in the set from a push scope, and adds those that the proxy
+// now needs in addition.
 func (o *onDemand) filterScope(s *snapshot.Snapshot, scope xds.PushScope) xds.PushScope {
 	o.filterHostScope(s, scope)
 	clusters := scope[xds.ClusterType]

@@ -10,19 +10,20 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// maxUnknownHosts limits the requested hosts of one route configuration that do not exist in the mesh. A proxy beyond
-// the limit receives all hosts and a catch-all host, so that it has no reason to request more.
+// maxUnknownHosts limits the requested hosts of one route configuration that do not exist in the mesh. A proxy that
+// exceeds the limit receives all hosts and a catch-all host. It then requests no further hosts.
 const maxUnknownHosts = 100
 
-// maxHostNames limits all requested host names of one route configuration. They may be many, because a host may have
-// several names, and a wildcard matches any number. A proxy beyond the limit also receives all hosts.
+// maxHostNames limits the number of host names that a proxy requests of one route configuration. There may be many,
+// because a host may have several names, and a wildcard matches any number of names. A proxy that exceeds the limit
+// receives all hosts too.
 const maxHostNames = 10_000
 
-// routeHostSet is the set of virtual hosts of one route configuration that a proxy has.
+// routeHostSet is the set of virtual hosts that a proxy has of one route configuration.
 type routeHostSet struct {
-	names    map[string]bool // requested names, or names of claimed virtual hosts
+	names    map[string]bool // requested names, and names of virtual hosts that a reconnecting proxy reported
 	all      bool
-	resolved map[string]bool // resources to which the names resolved last; nil if all is set
+	resolved map[string]bool // resources to which the names resolved at the last time; nil if all is set
 }
 
 // addHost adds a name to the set.
@@ -36,8 +37,8 @@ func (o *onDemand) addHost(name string) {
 	}
 }
 
-// resumeHost adds a virtual host that a reconnecting proxy claims. A claimed catch-all host shows that the proxy has
-// all hosts; a requested one does not, because an HTTP request may contain any host.
+// resumeHost adds a virtual host that a reconnecting proxy reports. If the proxy reports a catch-all host, it has all
+// hosts. A requested catch-all host does not show this, because an HTTP request may contain any host.
 func (o *onDemand) resumeHost(name string) {
 	if route, host := xds.SplitVirtualHostName(name); route != "" && translate.IsCatchAllHost(host) {
 		o.routeHosts(route).all = true
@@ -55,7 +56,8 @@ func (o *onDemand) routeHosts(name string) *routeHostSet {
 	return r
 }
 
-// heldHosts returns the proxy's virtual hosts of a route configuration; nil if it does not use on-demand hosts.
+// heldHosts returns the virtual hosts that the proxy has of a route configuration. It returns nil if the proxy does not
+// use on-demand hosts.
 func (o *onDemand) heldHosts(s *snapshot.Snapshot, route string, more ...string) *translate.HeldHosts {
 	var names []string
 	all := false
@@ -68,8 +70,8 @@ func (o *onDemand) heldHosts(s *snapshot.Snapshot, route string, more ...string)
 	return translate.NewHeldHosts(s, o.proxy, route, append(names, more...), all)
 }
 
-// resolve resolves requested virtual hosts. It returns their resources' names, and the clusters that must be sent
-// first.
+// resolve resolves requested virtual hosts. It returns the names of their resources, and the clusters that the proxy
+// must receive before.
 func (o *onDemand) resolve(s *snapshot.Snapshot, names []string) (targets map[string]string, before xds.PushScope) {
 	targets, before = map[string]string{}, xds.PushScope{}
 	byRoute := map[string][]string{}
@@ -115,7 +117,7 @@ func (o *onDemand) resolveRoute(s *snapshot.Snapshot, route string, hosts []stri
 	return held
 }
 
-// addClusters adds clusters to the set and returns those that are new and exist.
+// addClusters adds clusters to the set. It returns those that exist and were not in the set.
 func (o *onDemand) addClusters(s *snapshot.Snapshot, clusters []string) []string {
 	return slices.DeleteFunc(clusters, func(name string) bool {
 		if o.clusterNames[name] || !translate.HasCluster(s, o.proxy, name) {
@@ -127,8 +129,8 @@ func (o *onDemand) addClusters(s *snapshot.Snapshot, clusters []string) []string
 	})
 }
 
-// generateHosts generates the proxy's virtual hosts of route configurations; If wanted is not nil, it selects some of
-// them.
+// generateHosts generates the virtual hosts that the proxy has of these route configurations. If wanted is not nil, it
+// generates only these virtual hosts.
 func (o *onDemand) generateHosts(s *snapshot.Snapshot, routes []string, wanted map[string]bool) ([]*xds.Resource, error) {
 	var out []*xds.Resource
 	for _, route := range routes {
@@ -158,8 +160,8 @@ func (o *onDemand) generateNamedHosts(s *snapshot.Snapshot, names []string) ([]*
 	return o.generateHosts(s, slices.Sorted(maps.Keys(routes)), wanted)
 }
 
-// filterHostScope removes virtual hosts outside the set from a push scope, and adds those to which the proxy's names
-// newly resolve.
+// filterHostScope removes the virtual hosts that are not in the set from a push scope. It adds the virtual hosts to
+// which the proxy's names newly resolve.
 func (o *onDemand) filterHostScope(s *snapshot.Snapshot, scope xds.PushScope) {
 	hosts, ok := scope[xds.VirtualHostType]
 	if !ok || hosts.All {

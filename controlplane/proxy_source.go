@@ -21,7 +21,7 @@ import (
 // proxySource creates a proxy for each stream.
 type proxySource struct {
 	log             *slog.Logger
-	refusals        *loglimit.Limiter // of log lines about clients without an identity
+	refusals        *loglimit.Limiter // limits log lines about clients without an identity
 	registrar       *registration.Registrar
 	changes         *changeLog
 	usage           *usageHistory
@@ -31,13 +31,13 @@ type proxySource struct {
 	revocations     *revocations
 }
 
-// Connect accepts a proxy whose node is valid and matches the proved identity.
+// Connect accepts a proxy if its node is valid and matches its proved identity.
 func (s proxySource) Connect(ctx context.Context, node *corev3.Node, peer xds.Peer) (xds.Proxy, error) {
 	if _, err := translate.ParseProxy(node, ""); err != nil {
 		return nil, s.refuseProxy(codes.InvalidArgument, peer, err)
 	}
 	p, err := translate.ParseProxy(node, peer.Identity)
-	if err != nil { // the node is valid without the identity, so it contradicts the identity
+	if err != nil { // the node is valid without the identity, so the identity contradicts the node
 		return nil, s.refuseProxy(codes.PermissionDenied, peer, err)
 	}
 	p.Disconnected = ctx.Done()
@@ -51,7 +51,7 @@ func (s proxySource) Connect(ctx context.Context, node *corev3.Node, peer xds.Pe
 		}
 		context.AfterFunc(ctx, connected.registered.Disconnect)
 	}
-	if p.OnDemand { // runs after register, which sets the labels
+	if p.OnDemand { // after the registration, which sets the labels
 		connected.onDemand = newOnDemand(p, s.usageFor(p))
 	}
 	return connected, nil
@@ -66,14 +66,15 @@ func (s proxySource) usageFor(p *translate.Proxy) *usageHistory {
 	return nil
 }
 
-// registerWorkload adds a connecting workload to its WorkloadGroup, and sets the proxy's labels and address from the
-// group.
+// registerWorkload registers a connecting workload as a member of its WorkloadGroup, and sets the proxy's labels and
+// address from the group.
 func (s proxySource) registerWorkload(p *translate.Proxy, peer xds.Peer) (*registration.Registration, error) {
-	if !p.Authenticated { // otherwise any client of the plaintext port could receive the group's requests
+	if !p.Authenticated { // otherwise any client on the plaintext port could receive requests for the group
 		return nil, fmt.Errorf("the workload at %s %w: members of a WorkloadGroup must prove their service account: "+
 			"connect to the port for xDS over TLS, with a token or a certificate", p.Address, registration.ErrRefused)
 	}
-	from, _ := netip.ParseAddrPort(peer.Address) // the registrar refuses the zero value
+	// On an error the result is the zero value, which the registrar refuses.
+	from, _ := netip.ParseAddrPort(peer.Address)
 	registered, err := s.registrar.Connect(registration.Workload{
 		Group: p.AutoRegisterGroup, Namespace: p.Namespace, ServiceAccount: p.ServiceAccount, Address: p.Address, Source: from.Addr(), Labels: p.Labels,
 		Network: p.Network, Locality: p.Locality, HealthChecked: p.HealthChecked,
@@ -101,10 +102,10 @@ func (s proxySource) refuseProxy(code codes.Code, peer xds.Peer, err error) erro
 type proxy struct {
 	*translate.Proxy
 	changes    *changeLog
-	registered *registration.Registration // nil unless it belongs to a WorkloadGroup
-	onDemand   *onDemand                  // nil unless it requests virtual hosts and clusters on demand
+	registered *registration.Registration // nil unless the workload belongs to a WorkloadGroup
+	onDemand   *onDemand                  // nil unless the proxy requests virtual hosts and clusters on demand
 	withheld   *withheldSecretLog
-	// revocations are separate from the snapshot, because a denial must take effect immediately.
+	// revocations is separate from the snapshot, because a denial must take effect immediately.
 	revocations *revocations
 }
 
@@ -123,8 +124,8 @@ func (p proxy) handleHealthReport(healthy bool, reason string) {
 	}
 }
 
-// reconnectReason returns an error if the workload's group was edited, so that it reconnects with the new labels and
-// address.
+// reconnectReason returns an error if a user edited the workload's group. The proxy then reconnects, and receives the
+// new labels and address.
 func (p proxy) reconnectReason() error {
 	if p.registered != nil && p.registered.IsOutdated() {
 		return fmt.Errorf("labels or member addresses of WorkloadGroup %s changed", p.AutoRegisterGroup)
@@ -132,7 +133,7 @@ func (p proxy) reconnectReason() error {
 	return nil
 }
 
-// ComputePushScope returns the resources that a change may affect for this proxy.
+// ComputePushScope returns the resources of this proxy that a change may affect.
 func (p proxy) ComputePushScope(state xds.State, change xds.Change) xds.PushScope {
 	c, ok := change.(snapshot.Change)
 	if !ok {
@@ -145,19 +146,19 @@ func (p proxy) ComputePushScope(state xds.State, change xds.Change) xds.PushScop
 	return scope
 }
 
-// resume records the resources that a reconnecting client claims.
+// resume records the resources that a reconnecting proxy reports.
 func (p proxy) resume(typeURL string, names []string) {
 	if p.onDemand != nil {
 		p.onDemand.resume(typeURL, names)
 	}
 }
 
-// startReplacing makes Generate return placeholders for removed clusters of a proxy that requests clusters on demand.
+// startReplacing makes Generate return placeholders for removed clusters if the proxy requests clusters on demand.
 func (p proxy) startReplacing(typeURL string, names []string) bool {
 	return p.onDemand != nil && typeURL == xds.ClusterType && p.onDemand.startReplacing(names)
 }
 
-// resolveOnDemand resolves virtual hosts that requests of the client's workload need.
+// resolveOnDemand resolves the names of virtual hosts for which HTTP requests of the workload wait.
 func (p proxy) resolveOnDemand(state xds.State, names []string) (targets map[string]string, before xds.PushScope) {
 	s, ok := state.(*snapshot.Snapshot)
 	if p.onDemand == nil || !ok { // the proxy is not configured for on-demand requests
@@ -175,7 +176,7 @@ func (p proxy) Generate(state xds.State, typeURL string, wildcard bool, names []
 	if typeURL == xds.RevocationType {
 		return selectResources(p.revocations.resources(), wildcard, names), nil
 	}
-	if p.Proxyless && typeURL != xds.NameTableType { // the name table is for its agent
+	if p.Proxyless && typeURL != xds.NameTableType { // only the agent of a proxyless application uses the name table
 		return translate.Proxyless(s, p.Proxy, typeURL, names)
 	}
 	if typeURL == xds.ListenerType || typeURL == xds.SecretType {

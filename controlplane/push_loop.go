@@ -44,20 +44,20 @@ type pushLoop struct {
 
 	mu      sync.Mutex
 	changed map[config.Key]struct{}
-	full    bool // anything may have changed
+	full    bool // everything may have changed
 	// revocations: the revocation lists have changed.
 	revocations bool
 	first       time.Time
 	building    bool // build is processing changes that were already removed from keys
 	latest      *snapshot.Snapshot
 
-	// The fields below are used by run's goroutine only.
+	// Only the goroutine of the method run uses the fields below.
 	keySets                       *snapshot.KeySets
 	lastRoots                     string
 	configuredMesh, completedMesh *meshconfig.MeshConfig // of the last build: configuredMesh as in the file, completedMesh with the trust domain and roots of the authority
 }
 
-// note records changed resources. Stores call it, so it must not block.
+// note records that resources changed. It must not block, because stores call it.
 func (f *pushLoop) note(keys []config.Key) {
 	f.mu.Lock()
 	for _, k := range keys {
@@ -67,7 +67,7 @@ func (f *pushLoop) note(keys []config.Key) {
 	f.mu.Unlock()
 }
 
-// noteAll records that anything may have changed.
+// noteAll records that everything may have changed.
 func (f *pushLoop) noteAll() {
 	f.mu.Lock()
 	f.full = true
@@ -93,7 +93,8 @@ func (f *pushLoop) wakeUp() {
 	}
 }
 
-// run builds and pushes the first snapshot at once, and then one for each batch of changes, until the context ends.
+// run builds and pushes the first snapshot immediately, and then one snapshot for each batch of changes, until the
+// context ends.
 func (f *pushLoop) run(ctx context.Context) {
 	f.noteAll()
 	f.build()
@@ -104,8 +105,8 @@ func (f *pushLoop) run(ctx context.Context) {
 			return
 		case <-f.wake:
 		}
-		// The first change after a quiet time is pushed at once. Later changes are merged, because more are likely to
-		// follow.
+		// The first change after a quiet time is pushed immediately. Later changes are merged, because further changes
+		// are likely.
 		if time.Since(last) < f.debounce.quietTime() && !f.waitForPause(ctx) {
 			return
 		}
@@ -114,7 +115,7 @@ func (f *pushLoop) run(ctx context.Context) {
 	}
 }
 
-// waitForPause waits for a pause in the changes, at most Debounce.Max. It returns false if the context ended.
+// waitForPause waits for a pause in the changes, for at most Debounce.Max. It returns false if the context ended.
 func (f *pushLoop) waitForPause(ctx context.Context) bool {
 	longest := time.NewTimer(f.debounce.Max)
 	defer longest.Stop()
@@ -134,8 +135,8 @@ func (f *pushLoop) waitForPause(ctx context.Context) bool {
 	}
 }
 
-// takeChanges returns and clears the recorded changes. If keys is nil although there are changes, anything may have
-// changed. The last result is false if there are no changes.
+// takeChanges returns and clears the recorded changes. If keys is nil although there are changes, everything may have
+// changed. some is false if there are no changes.
 func (f *pushLoop) takeChanges() (keys []config.Key, revocations bool, since time.Time, some bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -152,7 +153,7 @@ func (f *pushLoop) takeChanges() (keys []config.Key, revocations bool, since tim
 	return keys, revocations, since, some
 }
 
-// pending reports whether there are changes that are not pushed yet.
+// pending reports whether there are changes that have not been pushed yet.
 func (f *pushLoop) pending() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -187,7 +188,7 @@ func (f *pushLoop) build() {
 	f.analysis.schedule()
 }
 
-// inputs returns the inputs of the next snapshot. Unchanged key sets have the same pointer.
+// inputs returns the inputs of the next snapshot. For unchanged key sets, it returns the same pointers as before.
 func (f *pushLoop) inputs() snapshot.Inputs {
 	if sets := f.keys.Sets(); f.keySets == nil || !maps.Equal(f.keySets.ByAddress, sets) {
 		f.keySets = &snapshot.KeySets{ByAddress: sets}
@@ -198,7 +199,7 @@ func (f *pushLoop) inputs() snapshot.Inputs {
 	}
 }
 
-// noteKeys records that fetched keys of token issuers changed.
+// noteKeys records that the fetched keys of token issuers changed.
 func (f *pushLoop) noteKeys() {
 	var changed []config.Key
 	for _, r := range f.store.List(config.RequestAuthentication) {
@@ -207,8 +208,8 @@ func (f *pushLoop) noteKeys() {
 	f.note(changed)
 }
 
-// meshConfig returns the mesh configuration with the authority's trust domain and roots. An unchanged configuration has
-// the same pointer, which lets the snapshot detect that.
+// meshConfig returns the mesh configuration, completed with the authority's trust domain and roots. For an unchanged
+// configuration it returns the same pointer as before, so that the snapshot detects that.
 func (f *pushLoop) meshConfig() *meshconfig.MeshConfig {
 	configured, roots := f.mesh(), string(f.roots())
 	if f.completedMesh != nil && configured == f.configuredMesh && roots == f.lastRoots {
@@ -226,7 +227,7 @@ func (f *pushLoop) meshConfig() *meshconfig.MeshConfig {
 	return completed
 }
 
-// snapshot returns the newest snapshot; nil before the first.
+// snapshot returns the newest snapshot, or nil before the first one.
 func (f *pushLoop) snapshot() *snapshot.Snapshot {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -18,17 +18,17 @@ const minWriteInterval = time.Second
 // once and retried until it succeeds. The zero value has no path and writes nothing.
 type stateFile struct {
 	path           string
-	failureMessage string // logged when a write fails; describes the consequence
+	failureMessage string // logged when a write fails; it describes the consequence
 	log            *slog.Logger
-	changed        chan struct{} // has one element when the content has changed
-	failing        bool          // the last write failed; accessed only by write
+	changed        chan struct{} // contains one element when the content has changed
+	failing        bool          // the last write failed; only the method write uses it
 }
 
 func newStateFile(path, lost string, log *slog.Logger) stateFile {
 	return stateFile{path: path, failureMessage: lost, log: log, changed: make(chan struct{}, 1)}
 }
 
-// schedule schedules a write. It does not block.
+// schedule requests a write. It does not block.
 func (f *stateFile) schedule() {
 	select {
 	case f.changed <- struct{}{}:
@@ -36,8 +36,8 @@ func (f *stateFile) schedule() {
 	}
 }
 
-// run writes the file after each change. If a change is pending when the context ends, run writes it before it
-// returns. Empty content removes the file.
+// run writes the file after each change. If a change is pending when the context ends, run writes it before it returns.
+// If the content is empty, run removes the file.
 func (f *stateFile) run(ctx context.Context, content func() ([]byte, error)) {
 	for {
 		select {

@@ -20,7 +20,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/sts"
 )
 
-// Paths of the token keys, as on a Kubernetes API server.
+// Paths of the keys that verify tokens. A Kubernetes API server has the same paths.
 const (
 	discoveryPath = "/.well-known/openid-configuration"
 	keysPath      = "/openid/v1/jwks"
@@ -34,7 +34,7 @@ type tokenExchange struct {
 	log       *slog.Logger
 	results   *prometheus.CounterVec
 	keys      jose.JSONWebKeySet
-	refusals  loglimit.Limiter // limits log lines about unauthenticated callers
+	refusals  loglimit.Limiter // limits log lines about unauthenticated clients
 }
 
 func (s *Server) newExchange(at netip.AddrPort) (*tokenExchange, error) {
@@ -54,7 +54,7 @@ func (s *Server) newExchange(at netip.AddrPort) (*tokenExchange, error) {
 	return &tokenExchange{authority: s.authority, issuer: issuer, log: s.log, results: results, keys: keys}, nil
 }
 
-// issuerURL returns the issuer of the tokens: the configured one, or the address of the token port.
+// issuerURL returns the issuer of the tokens: configured if it is set, otherwise the address of the token port.
 func issuerURL(configured string, at netip.AddrPort) (string, error) {
 	if configured == "" {
 		if at.Addr().IsUnspecified() {
@@ -119,8 +119,8 @@ func (e *tokenExchange) countResult(refused *sts.Error) {
 	e.results.WithLabelValues(result).Inc()
 }
 
-// serveDiscovery serves the discovery document. It contains only the fields that verifiers of tokens need and the
-// token endpoint, like the document of Kubernetes: users do not log in here.
+// serveDiscovery serves the discovery document. It contains only the token endpoint and the fields that verifiers of
+// tokens need. As in the document of Kubernetes, there are no fields for logins of users.
 func (e *tokenExchange) serveDiscovery(w http.ResponseWriter, _ *http.Request) {
 	writePublicJSON(w, "application/json", map[string]any{
 		"issuer":                                e.issuer,

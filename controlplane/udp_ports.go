@@ -7,15 +7,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// DatagramPort is a UDP port of a service at one of its addresses. Proxies do not forward UDP. Instead, the program
-// that creates the workloads' network (for example the local mesh) forwards the datagrams to the endpoints.
+// DatagramPort is a UDP port of a service at one of its addresses. Proxies do not forward UDP. The program that creates
+// the workloads' network, for example the local mesh, forwards the datagrams to the endpoints instead.
 type DatagramPort struct {
 	Address   netip.AddrPort
 	Endpoints []netip.AddrPort // sorted; empty if the service has no endpoints
 }
 
-// Datagrams returns the UDP ports of services with addresses that are visible in a namespace, in a stable order. known
-// is false before the first snapshot.
+// Datagrams returns the UDP ports of the services with addresses that are visible in a namespace, in a stable order.
+// known is false before the first snapshot.
 func (s *Server) Datagrams(namespace string) (ports []DatagramPort, known bool) {
 	latest := s.pushLoop.snapshot()
 	if latest == nil {

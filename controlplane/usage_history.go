@@ -15,29 +15,29 @@ import (
 )
 
 const (
-	// usageHistoryFile is the name of the file in the state directory. It has no extension, for the same reason as
-	// lastGoodFile.
+	// usageHistoryFile is the name of a file in the state directory. Like lastGoodFile, it has no extension.
 	usageHistoryFile = "learned"
-	// An entry is deleted when its last request is older than maxUsageAge.
+	// maxUsageAge is how long an entry remains after its last request.
 	maxUsageAge = 14 * 24 * time.Hour
-	// maxWorkloadUsage limits the entries of one workload, maxTotalUsage those of all workloads.
+	// maxWorkloadUsage limits the number of entries of one workload. maxTotalUsage limits those of all workloads.
 	maxWorkloadUsage = 1000
 	maxTotalUsage    = 200_000
 )
 
-// usageHistory stores which clusters and virtual hosts each workload requested, and when last. The control plane sends
-// these resources at once to new instances of the workload. Only the requests of authenticated proxies are stored,
-// because other proxies could change another workload's history. For them the *usageHistory is nil.
+// usageHistory stores which clusters and virtual hosts each workload requested, and when it last did. The control plane
+// sends these resources immediately to new instances of the workload. It stores only the requests of authenticated
+// proxies, because other proxies could change another workload's history. For proxies without an identity, the
+// *usageHistory is nil.
 type usageHistory struct {
 	now  func() time.Time
 	file stateFile
 
 	mu        sync.Mutex
 	workloads map[string]map[string]time.Time
-	size      int // entries of all workloads
+	size      int // number of entries of all workloads
 }
 
-// openUsageHistory reads the stored history. An unreadable history is logged and replaced by an empty one.
+// openUsageHistory reads the stored history. If the file is unreadable, it logs this and starts with an empty history.
 func openUsageHistory(path string, now func() time.Time, log *slog.Logger) *usageHistory {
 	l := &usageHistory{
 		now:       now,
@@ -61,7 +61,7 @@ func openUsageHistory(path string, now func() time.Time, log *slog.Logger) *usag
 	return l
 }
 
-// recentNames returns the names that the workload requested within maxUsageAge, and deletes older entries.
+// recentNames returns the names that the workload requested within maxUsageAge. It deletes older entries.
 func (l *usageHistory) recentNames(workload string) []string {
 	if l == nil {
 		return nil
@@ -106,7 +106,7 @@ func (l *usageHistory) record(workload, name string) {
 	l.file.schedule()
 }
 
-// removeOldest deletes the entries of the workload whose last request is oldest, because that workload may no longer
+// removeOldest deletes all entries of the workload whose last request is oldest, because that workload may no longer
 // exist.
 func (l *usageHistory) removeOldest() {
 	oldest, when := "", time.Time{}
@@ -125,7 +125,7 @@ func (l *usageHistory) removeOldest() {
 	delete(l.workloads, oldest)
 }
 
-// run writes the file until the context ends.
+// run writes the history to the file after changes, until the context ends.
 func (l *usageHistory) run(ctx context.Context) { l.file.run(ctx, l.encode) }
 
 func (l *usageHistory) encode() ([]byte, error) {

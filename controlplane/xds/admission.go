@@ -13,16 +13,16 @@ import (
 // one after the other. It generates the first responses of few streams at a time, so that these do not delay pushes to
 // connected clients.
 type Admission struct {
-	// Rate is the number of new streams admitted per second, and also the burst after an idle time. Default 500;
-	// negative means no limit.
+	// Rate is the number of new streams that are admitted per second. After an idle time, a burst of the same number is
+	// admitted. Default 500; negative means no limit.
 	Rate int
-	// Wait is the longest time that a stream waits for admission. A stream that would wait longer is refused at once,
-	// and its client reconnects. Default 2 s, which is less than agents wait for a first response.
+	// Wait is the maximum time that a stream waits for admission. If a stream would wait longer, the server refuses it
+	// immediately, and its client reconnects. Default 2 s, which is less than agents wait for a first response.
 	Wait time.Duration
 	// MaxStreams is the maximum number of concurrent streams. An agent opens one stream, but any client may open many
 	// on one connection. 0 and negative values mean no limit.
 	MaxStreams int
-	// MaxUnauthenticatedStreams is the same limit for streams of clients without an identity.
+	// MaxUnauthenticatedStreams is the maximum number of concurrent streams of clients without an identity.
 	MaxUnauthenticatedStreams int
 }
 
@@ -36,7 +36,7 @@ func (a Admission) withDefaults() Admission {
 	return a
 }
 
-// streamLimiter assigns admission times to new streams, in the order of their arrival.
+// streamLimiter assigns admission times to new streams in the order in which they arrive.
 type streamLimiter struct {
 	Admission
 	mu   sync.Mutex
@@ -51,7 +51,7 @@ func (d *streamLimiter) reserve(now time.Time) (wait time.Duration, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	interval := time.Second / time.Duration(d.Rate)
-	// The part of the rate that was not used in the last second.
+	// A stream may use an admission time of the last second that no other stream used.
 	if oldest := now.Add(interval - time.Second); d.next.Before(oldest) {
 		d.next = oldest
 	}
@@ -62,7 +62,7 @@ func (d *streamLimiter) reserve(now time.Time) (wait time.Duration, ok bool) {
 	return max(0, wait), true
 }
 
-// countStream counts a stream until leave is called. It fails if a limit is reached.
+// countStream counts a stream until leave is called. It returns an error if a limit is reached.
 func (s *Server) countStream(authenticated bool) (leave func(), err error) {
 	n, unauthenticated := s.streams.Add(1), int64(0)
 	if !authenticated {
@@ -88,7 +88,7 @@ func (s *Server) countStream(authenticated bool) (leave func(), err error) {
 	return leave, nil
 }
 
-// waitForAdmission waits until a new stream is admitted, and fails if it is not.
+// waitForAdmission waits until a new stream is admitted. It returns an error if the stream is not admitted.
 func (s *Server) waitForAdmission(ctx context.Context) error {
 	wait, ok := s.limiter.reserve(time.Now())
 	if !ok {
@@ -110,8 +110,9 @@ func (s *Server) waitForAdmission(ctx context.Context) error {
 	}
 }
 
-// acquireGenerator waits until the client's resources may be generated; the caller calls release afterwards. First
-// responses use only a part of the slots, so that slots remain for pushes to connected clients.
+// acquireGenerator waits until a generator slot is free. The caller generates the client's resources and then calls
+// release. For first responses, only some of the slots are available, so that slots remain for pushes to connected
+// clients.
 func (c *connection) acquireGenerator() (release func(), err error) {
 	slots := []chan struct{}{c.server.generators}
 	if c.firstOfType {

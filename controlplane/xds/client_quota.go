@@ -10,28 +10,29 @@ import (
 )
 
 // Limits on the memory that the server uses for all streams of one client. All streams with the same identity count as
-// one client; streams without an identity count by their source network.
+// one client. Streams without an identity count as one client if they have the same source network.
 const (
 	// defaultMemory is the default of Config.Memory.
 	defaultMemory = 512 << 20
-	// maxQuota limits the subscriptions of one client, in bytes.
+	// maxQuota is the maximum size in bytes of the subscriptions of one client.
 	maxQuota = 64 << 20
-	// freePerStream is the memory of a stream that is not charged, because the number of streams already limits it.
-	// Thousands of proxies may share an identity, and most of them need less.
+	// freePerStream is the amount of memory of each stream that is not charged, because the number of streams already
+	// limits it. Thousands of proxies may share an identity, and most of them need less than this.
 	freePerStream = 128 << 10
-	// freeOwnBytes is the size up to which the overrides of a version map are not charged.
+	// freeOwnBytes is the size in bytes of a version map's overrides up to which they are not charged.
 	freeOwnBytes = 256 << 10
 	// minRequests and maxRequests limit the request budget, in bytes. Between these limits, the request budget is a
-	// quarter of the budget for subscriptions, because a request uses several times its size while it is handled.
+	// quarter of the budget for subscriptions, because the server uses several times a request's size while it handles
+	// the request.
 	minRequests = 2 * maxRequest
 	maxRequests = 128 << 20
 )
 
-// quotas contains one quota per client, and limits their sum. A page that several streams share is charged only once.
+// quotas contains one quota per client, and limits their sum. It charges a page that several streams share only once.
 type quotas struct {
 	maxBytes int64
-	requests *semaphore.Weighted // budget for requests that are being read or handled, in bytes
-	perKey   int64               // the same limit for each client
+	requests *semaphore.Weighted // budget in bytes for the requests that are being read or handled
+	perKey   int64               // limit of the request budget for each client
 
 	mu    sync.Mutex
 	byKey map[string]*quota
@@ -47,19 +48,19 @@ func newAccounts(memory int64) *quotas {
 	}
 }
 
-// quota is the memory that the streams of one client hold.
+// quota is the memory that the server uses for the streams of one client.
 type quota struct {
 	all      *quotas
 	key      string
 	requests *semaphore.Weighted
 
-	// Guarded by quotas.mu.
+	// quotas.mu guards the fields below.
 	streams int
 	pages   map[*versionPage]int // number of version maps that share each page
 	bytes   int64
 }
 
-// acquire returns the quota of a client, and counts one more stream of the client.
+// acquire returns the quota of a client. It increments the number of the client's streams.
 func (s *quotas) acquire(key string) *quota {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -72,8 +73,8 @@ func (s *quotas) acquire(key string) *quota {
 	return a
 }
 
-// release counts one stream less. f is the footprint that was charged for the stream. It deletes the quota after the
-// client's last stream.
+// release decrements the number of the client's streams. f is the footprint that was charged for the ended stream.
+// After the client's last stream, release deletes the quota.
 func (a *quota) release(f footprint) {
 	a.charge(f, footprint{})
 	a.all.mu.Lock()
@@ -83,21 +84,21 @@ func (a *quota) release(f footprint) {
 	}
 }
 
-// availableBytes returns how many more bytes may be charged to the client.
+// availableBytes returns the number of bytes that may still be charged to the client.
 func (a *quota) availableBytes() int64 {
 	a.all.mu.Lock()
 	defer a.all.mu.Unlock()
 	return max(0, min(maxQuota-a.bytes, a.all.maxBytes-a.all.bytes))
 }
 
-// isChargedFor reports whether a stream of the client is already charged for the page.
+// isChargedFor reports whether the page is already charged to another stream of the client.
 func (a *quota) isChargedFor(p *versionPage) bool {
 	a.all.mu.Lock()
 	defer a.all.mu.Unlock()
 	return p != nil && a.pages[p] > 0
 }
 
-// charge replaces one footprint of a stream by another.
+// charge replaces the footprint that is charged for a stream.
 func (a *quota) charge(before, after footprint) {
 	s := a.all
 	s.mu.Lock()
@@ -131,8 +132,8 @@ func (s *quotas) totalBytes() int64 {
 	return s.bytes
 }
 
-// acquireRequest waits until size bytes are available in the client's request budget, and then in the request budget of
-// all clients.
+// acquireRequest waits until size bytes are available in the client's request budget, and then until they are available
+// in the request budget of all clients.
 func (a *quota) acquireRequest(ctx context.Context, size int64) (release func(), err error) {
 	if err := a.requests.Acquire(ctx, size); err != nil {
 		return nil, err
@@ -147,7 +148,8 @@ func (a *quota) acquireRequest(ctx context.Context, size int64) (release func(),
 	}), nil
 }
 
-// footprint is the memory that one stream is charged for: pages, which several streams may share, and unshared bytes.
+// footprint is the memory that is charged for one stream: pages, which several streams may share, and bytes that are
+// not shared.
 type footprint struct {
 	own   int64
 	pages []*versionPage
@@ -160,7 +162,7 @@ func (f *footprint) addVersionMap(l *versionMap) {
 	f.own += int64(max(0, l.overrideBytes-min(l.bytes/pageShare, freeOwnBytes)))
 }
 
-// footprint returns the memory that the server uses for the stream, and its sum in bytes.
+// footprint returns the memory that the server uses for the stream, and its total in bytes.
 func (c *connection) footprint() (f footprint, sum int64) {
 	f.own = c.nodeBytes
 	for _, sub := range c.subs {
@@ -195,7 +197,7 @@ func (c *connection) charge() {
 	c.chargedFootprint = f
 }
 
-// availableBytes returns how many more bytes the stream may hold. If the client is already charged for the shared page,
+// availableBytes returns how many more bytes the stream may use. If the shared page is already charged to the client,
 // only maxNames limits them.
 func (c *connection) availableBytes(shared *versionPage) int64 {
 	if c.quota.isChargedFor(shared) {
@@ -213,7 +215,7 @@ func sizeOf(names []string) int {
 	return size
 }
 
-// acquireQuota returns the quota of a stream's client and counts one more stream of it.
+// acquireQuota returns the quota of the client with this Peer. It increments the number of the client's streams.
 func (s *Server) acquireQuota(p Peer) *quota {
 	if p.Identity != "" {
 		return s.authenticated.acquire(p.Identity)
@@ -221,8 +223,8 @@ func (s *Server) acquireQuota(p Peer) *quota {
 	return s.unauthenticated.acquire(sourceNetwork(p.Address).String())
 }
 
-// SourceNetwork returns the network by which clients without an identity are counted: an IPv4 address, or an IPv6
-// network of 64 bits. In such a network, one client may use any number of addresses.
+// SourceNetwork returns the network that identifies a client without an identity: an IPv4 address, or an IPv6 network
+// with a prefix of 64 bits. In such an IPv6 network, one client may use any number of addresses.
 func SourceNetwork(addr net.Addr) netip.Prefix { return sourceNetwork(addr.String()) }
 
 func sourceNetwork(address string) netip.Prefix {

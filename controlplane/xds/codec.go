@@ -4,7 +4,7 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
-	_ "google.golang.org/grpc/encoding/proto" // the codec for all other messages
+	_ "google.golang.org/grpc/encoding/proto" // registers the codec for all other messages
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -12,7 +12,7 @@ import (
 )
 
 // ServerOptions returns options for the gRPC servers with which a Server is registered. They are optional. Without
-// them, each response is marshalled for each client, and uses memory for each client that is reading it.
+// them, the server marshals each response for each client, and uses memory for each client that is reading it.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.ForceServerCodecV2(codec{encoding.GetCodecV2("proto")})}
 }
@@ -37,7 +37,7 @@ const (
 	anyType, anyValue = 1, 2
 )
 
-// deltaResponse is a response to be sent. It implements proto.Message for codecs other than codec.
+// deltaResponse is a response that is about to be sent. It implements proto.Message for codecs other than codec.
 type deltaResponse struct{ *response }
 
 // encode returns the response's bytes. The bytes of resources are shared, not copied.
@@ -87,12 +87,12 @@ func (r *deltaResponse) ProtoReflect() protoreflect.Message {
 	return out.ProtoReflect()
 }
 
-// encodedResource is a resource as encoded in a delta response.
+// encodedResource is the encoding of a resource in a delta response.
 type encodedResource struct {
 	name, version string
 	body          *anypb.Any
 	bytes         mem.Buffer
-	value         []byte // the body's value, a part of bytes
+	value         []byte // the value of the body, which is a part of bytes
 }
 
 func encodeResource(r *Resource) *encodedResource {
@@ -100,7 +100,7 @@ func encodeResource(r *Resource) *encodedResource {
 	return &encodedResource{name: r.Name, version: r.Version, body: r.Body, bytes: mem.SliceBuffer(b), value: b[len(b)-len(r.Body.GetValue()):]}
 }
 
-// appendResource returns the encoded resources field of a response, in a buffer of exactly the necessary size. The
+// appendResource returns the encoding of a resource field of a response, in a buffer of exactly the necessary size. The
 // resource's value is at the end of the buffer.
 func appendResource(name, version string, aliases []string, typeURL string, value []byte) []byte {
 	body := protowire.SizeTag(anyType) + protowire.SizeBytes(len(typeURL)) + protowire.SizeTag(anyValue) + protowire.SizeBytes(len(value))

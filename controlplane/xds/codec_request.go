@@ -11,11 +11,11 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// requestBuffers has size classes for discovery requests. gRPC's own pool uses 1 MiB for everything above 32 KiB, which
-// is too much when hundreds of clients reconnect at once.
+// requestBuffers is a buffer pool with size classes for discovery requests. gRPC's own pool uses 1 MiB for everything
+// above 32 KiB, which is too much when hundreds of clients reconnect at the same time.
 var requestBuffers = mem.NewTieredBufferPool(1<<10, 16<<10, 64<<10, 128<<10, 256<<10, 512<<10, 1<<20)
 
-// Field numbers of DeltaDiscoveryRequest that may have thousands of elements, and of a map entry.
+// Field numbers of those DeltaDiscoveryRequest fields that may have thousands of elements, and of a map entry.
 const (
 	requestSubscribe, requestUnsubscribe, requestInitial = 3, 4, 5
 
@@ -33,8 +33,8 @@ type deltaRequest struct {
 	subscribePage, initialPage *versionPage // cached pages that have the same content as the request's lists
 }
 
-// unmarshal reads the names of the request as substrings of one string, and the other fields into message. Lists that
-// equal a cached page are replaced by that page.
+// unmarshal reads the names of the request as substrings of one string, and the other fields into message. If a list is
+// equal to a cached page, unmarshal uses the page instead.
 func (r *deltaRequest) unmarshal(b []byte) error {
 	r.preparePages(b)
 	all, text := b, ""
@@ -72,7 +72,8 @@ func (r *deltaRequest) unmarshal(b []byte) error {
 	return proto.Unmarshal(rest, &r.message)
 }
 
-// preparePages finds the cached pages that equal the request's lists, or allocates the lists.
+// preparePages searches for cached pages that are equal to the request's lists. If there are none, it allocates the
+// lists.
 func (r *deltaRequest) preparePages(b []byte) {
 	names, versions := entryIterator{b, requestSubscribe}, entryIterator{b, requestInitial}
 	if n, sum := names.sum(); n >= pageSize && r.pages != nil {
@@ -87,8 +88,8 @@ func (r *deltaRequest) preparePages(b []byte) {
 	}
 }
 
-// entryIterator iterates over one field of an encoded request: the names, and the versions if there are any. It stops
-// where the request is malformed, and unmarshal reports the error.
+// entryIterator iterates over one field of an encoded request. It yields the names, and the versions if there are any.
+// If the request is malformed, the iteration stops there, and unmarshal reports the error.
 type entryIterator struct {
 	request []byte
 	field   protowire.Number
@@ -102,7 +103,7 @@ func (l entryIterator) sum() (n int, sum uint64) {
 	return n, sum
 }
 
-// all yields strings that are only valid until the request's buffer is reused.
+// all yields strings that are valid only until the request's buffer is used again.
 func (l entryIterator) all(yield func(name, version string) bool) {
 	for b := l.request; len(b) > 0; {
 		field, kind, n := protowire.ConsumeTag(b)
@@ -172,7 +173,7 @@ func (r *deltaRequest) addName(field protowire.Number, value string) error {
 
 // addInitialVersion adds one encoded entry of initial_resource_versions.
 func (r *deltaRequest) addInitialVersion(entry string) error {
-	// The bytes are only read; the strings that are stored are substrings of entry.
+	// This slice is only read. The strings that are stored are substrings of entry.
 	encoded := unsafe.Slice(unsafe.StringData(entry), len(entry))
 	for b := encoded; len(b) > 0; {
 		_, _, n := protowire.ConsumeField(b)
@@ -192,7 +193,7 @@ func (r *deltaRequest) addInitialVersion(entry string) error {
 	return nil
 }
 
-// toRequest returns the decoded request, whichever codec decoded it.
+// toRequest returns the decoded request. The request may have been decoded by any codec.
 func (r *deltaRequest) toRequest() *request {
 	m := &r.message
 	out := &request{

@@ -18,7 +18,7 @@ import (
 
 var errStopping = status.Error(codes.Unavailable, "the control plane is stopping: connect again")
 
-// pendingPush contains one or several merged changes that the server has not yet processed for a client.
+// pendingPush contains one change, or several merged changes, that the server has not processed yet for a client.
 type pendingPush struct {
 	state         State
 	version       string
@@ -26,45 +26,46 @@ type pendingPush struct {
 	since, queued time.Time
 }
 
-// connection is one client's stream. Only the stream's own goroutine writes the fields below mu. It holds mu for that,
-// so that status can read them from other goroutines. The stream's goroutine reads them without the lock.
+// connection is one client's stream. Only the stream's own goroutine writes the fields below mu, and it holds mu while
+// it does, so that other goroutines can read them for the status. The stream's goroutine reads them without the lock.
 type connection struct {
-	server          *Server
-	stream          stream
-	ctx             context.Context
-	id, node        string
-	peer            Peer
-	proxy           Proxy
-	hooks           Hooks
-	connected       time.Time
-	log             *slog.Logger
-	requests        chan *request
-	recvErr         chan error
-	wake            chan struct{} // has one element when a push is pending
-	calls           chan func()
-	removalTimer    *time.Timer // runs while removals wait until the other requests of a reconnecting client are answered
+	server    *Server
+	stream    stream
+	ctx       context.Context
+	id, node  string
+	peer      Peer
+	proxy     Proxy
+	hooks     Hooks
+	connected time.Time
+	log       *slog.Logger
+	requests  chan *request
+	recvErr   chan error
+	wake      chan struct{} // has one element when a push is pending
+	calls     chan func()
+	// Runs while removals wait until the server has responded to the other requests of a reconnecting client.
+	removalTimer    *time.Timer
 	removalsDelayed bool
 	ackTimer        *time.Timer // runs while dirty types wait for the client's ACKs
-	nackTimer       *time.Timer // runs while the server pauses reading the client's requests
+	nackTimer       *time.Timer // runs while the server does not read the client's requests
 	readsPaused     bool
 	deferred        []*request  // requests of a reconnected client that wait until it requests clusters
 	deferredTimer   *time.Timer // runs while deferred is not empty
-	firstOfType     bool        // the request being handled is the first one for its type
+	firstOfType     bool        // the current request is the first one for its type
 	removalsPending bool        // additions were sent, and the corresponding removals were not sent yet
 	dirtySince      time.Time   // time of the oldest change in dirty
-	// owedClusters contains clusters whose assignments the server sends when the client first requests assignments,
-	// even if it claims to have them.
+	// owedClusters contains clusters whose assignments the server has to send when the client first requests
+	// assignments, even if the client reports that it has them.
 	owedClusters []*Resource
 	vhds         vhdsState
-	// resumedRoutes contains the route configurations without inline virtual hosts that a reconnecting client claims.
+	// resumedRoutes contains the route configurations without inline virtual hosts that a reconnecting client reports.
 	// It is nil after the client's first request for virtual hosts.
 	resumedRoutes map[string]bool
 	// vhdsDisabled: the server sends virtual hosts only inline, and does not answer requests for them.
 	vhdsDisabled     bool
 	onDemandNames    map[string]*onDemandName // names of virtual hosts for which HTTP requests wait
 	quota            *quota
-	chargedFootprint footprint // memory that is charged to quota
-	heldBytes        int64     // all memory of the stream, whether or not it is charged
+	chargedFootprint footprint // memory that is charged to the quota for this stream
+	heldBytes        int64     // all memory of the stream, including memory that is not charged
 	nodeBytes        int64     // bytes charged for a large node
 	nonces           uint64
 	state            State
@@ -76,8 +77,8 @@ type connection struct {
 	mu    sync.Mutex
 	subs  map[string]*subscription
 	dirty map[string]TypeScope // resources that differ from those of the client, or may differ, by type
-	// transitioning is set while a push or request is being processed, and its effects are neither in dirty nor sent
-	// yet.
+	// transitioning is set while a push or request is being processed, and its effects are neither recorded in dirty
+	// nor sent yet.
 	transitioning bool
 }
 
@@ -110,13 +111,13 @@ func (s *Server) serve(w stream) error {
 	if err != nil {
 		return ignoreClientClose(err)
 	}
-	// Errors are ignored, because the stream itself reports them.
+	// The error is ignored, because the stream itself reports it.
 	_ = grpc.SendHeader(c.stream.Context(), metadata.Pairs(OfferHeader, RevocationType))
 	return c.run(first)
 }
 
-// awaitFirstRequest returns the first request. It is a separate function so that serve's stack frame does not keep the
-// request alive: the request of a reconnecting client lists all its resources.
+// awaitFirstRequest returns the first request. It is a separate function so that serve's stack frame has no reference
+// to the request and its memory can be freed. The request of a reconnecting client lists all its resources.
 func (c *connection) awaitFirstRequest() (*request, error) {
 	timer := time.NewTimer(firstRequestTimeout)
 	defer timer.Stop()
@@ -201,8 +202,8 @@ func (c *connection) run(first *request) error {
 // clientLogInterval is the minimum time between two log lines of one kind about clients without an identity.
 const clientLogInterval = time.Minute
 
-// logConnect logs that the client connected, and returns the function that logs its end. The lines about clients without
-// an identity are rate-limited; each end is logged whose start was.
+// logConnect logs that the client connected, and returns the function that logs the end of the stream. It limits the
+// rate of log lines about clients without an identity. If it did not log the start, the returned function logs nothing.
 func (c *connection) logConnect() (logEnd func(error)) {
 	log := c.log
 	if c.peer.Identity == "" {
@@ -218,7 +219,7 @@ func (c *connection) logConnect() (logEnd func(error)) {
 	}
 }
 
-// logRefusal logs that the node was refused. Log lines about clients without an identity are rate-limited.
+// logRefusal logs that the node was refused. It limits the rate of log lines about clients without an identity.
 func (c *connection) logRefusal(err error) {
 	log := c.log
 	if c.peer.Identity == "" {
@@ -231,7 +232,7 @@ func (c *connection) logRefusal(err error) {
 	log.Warn("stream refused", "node", c.node, "address", c.peer.Address, "identity", c.peer.Identity, "error", err)
 }
 
-// ignoreClientClose returns nil for errors that only report that the client closed the stream.
+// ignoreClientClose returns nil if err only reports that the client closed the stream.
 func ignoreClientClose(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled {
 		return nil
@@ -239,8 +240,8 @@ func ignoreClientClose(err error) error {
 	return err
 }
 
-// loop handles requests and pushes until the stream ends. Requests precede pushes: a push before an unread request
-// would use outdated subscriptions.
+// loop handles requests and pushes until the stream ends. It handles requests before pushes, because a push before an
+// unread request would use outdated subscriptions.
 func (c *connection) loop() error {
 	for {
 		err := c.drainRequests()
@@ -279,7 +280,7 @@ func (c *connection) loop() error {
 }
 
 // checkReconnect returns an error that ends the stream if the client has to reconnect. The client retains its resources
-// and claims them on the next stream.
+// and reports them on the next stream.
 func (c *connection) checkReconnect() error {
 	if c.hooks.ReconnectReason == nil {
 		return nil
@@ -332,8 +333,8 @@ func (c *connection) handleNow(r *request) error {
 }
 
 // shouldDefer reports whether a reconnected client requests resources that may refer to clusters before it has
-// requested clusters. If the server responded now, the client would route traffic to clusters that it does not have
-// yet.
+// requested clusters. If the server responded immediately, the client would route traffic to clusters that it does not
+// have yet.
 func (c *connection) shouldDefer(r *request) bool {
 	switch r.typeURL {
 	case ListenerType, RouteType, VirtualHostType:
@@ -394,7 +395,7 @@ func (c *connection) enqueue(p pendingPush) {
 
 func mergeChanges(a, b Change) Change {
 	if a == nil || b == nil {
-		return nil // the change between the two states is unknown
+		return nil // the server does not know the change between the two states
 	}
 	return a.Merge(b)
 }
@@ -407,8 +408,8 @@ func (c *connection) takePending() *pendingPush {
 	return p
 }
 
-// runInStream runs f in the stream's goroutine, where f may use the client's state and its Proxy. It fails if the
-// stream ends or ctx is done first.
+// runInStream runs f in the stream's goroutine, in which f may use the client's state and its Proxy. It returns an
+// error if the stream or ctx ends before f ran.
 func (c *connection) runInStream(ctx context.Context, f func()) error {
 	done := make(chan struct{})
 	select {
@@ -422,7 +423,7 @@ func (c *connection) runInStream(ctx context.Context, f func()) error {
 	return nil
 }
 
-// add registers a connection. From then on the connection receives each push after its initial state.
+// add registers a connection. From then on, the connection receives all pushes after the current state.
 func (s *Server) add(c *connection) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

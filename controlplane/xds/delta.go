@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// wildcardName is the name by which a client subscribes to all resources that the server has for it.
+// wildcardName is the name with which a client subscribes to all resources that the server has for it.
 const wildcardName = "*"
 
 // handleDelta records the ACK, NACK and subscriptions of a delta request, and responds to it.
@@ -31,7 +31,8 @@ func (c *connection) handleDelta(r *request) error {
 	c.mu.Lock()
 	sub, fresh := c.subscription(r.typeURL)
 	if fresh && r.typeURL == RouteType {
-		// Clients also claim route configurations that arrived after they unsubscribed from them. Envoy dropped these.
+		// Clients also report route configurations that they received after they had unsubscribed from them. Envoy
+		// dropped these.
 		r.initial, r.initialPage = maps.Clone(r.initial), nil
 		maps.DeleteFunc(r.initial, func(name, _ string) bool { return !slices.Contains(r.subscribe, name) })
 	}
@@ -72,7 +73,7 @@ func (c *connection) handleDelta(r *request) error {
 	return c.answerExcess(sub, excess)
 }
 
-// initialNames returns the names of the resources that the client claims to have, sorted.
+// initialNames returns the names of the resources that the client reports to have, sorted.
 func (r *request) initialNames() []string {
 	if r.initialPage != nil {
 		return r.initialPage.names
@@ -97,7 +98,7 @@ func (c *connection) answerDelta(sub *subscription, a newSubscriptions, fresh bo
 	return c.answerMore(sub, a)
 }
 
-// answerRoutes responds to a request for route configurations, then sends their virtual hosts.
+// answerRoutes responds to a request for route configurations, and then sends their virtual hosts.
 func (c *connection) answerRoutes(sub *subscription, a newSubscriptions, r *request, fresh bool) error {
 	if err := c.answerDelta(sub, a, fresh); err != nil {
 		return err
@@ -108,14 +109,14 @@ func (c *connection) answerRoutes(sub *subscription, a newSubscriptions, r *requ
 	return c.followRoutes()
 }
 
-// newSubscriptions are the resources that a request newly subscribes to.
+// newSubscriptions contains the resources to which a request newly subscribes.
 type newSubscriptions struct {
-	names versionMap // resources that must be sent or reported as nonexistent, whatever the client claims
-	// Names from which the client unsubscribed while it also subscribes to the wildcard; the client cannot know whether
-	// it still has them.
+	names versionMap // resources that must be sent or reported as nonexistent, even if the client reports to have them
+	// uncertain contains names from which the client unsubscribed while it also subscribes to the wildcard. The client
+	// cannot determine whether it still has these resources.
 	uncertain map[string]struct{}
 	wildcard  bool
-	resumed   bool // the client claims resources that it received on an earlier stream
+	resumed   bool // the client reports resources that it received on an earlier stream
 }
 
 func (a newSubscriptions) isEmpty() bool {
@@ -165,8 +166,8 @@ func (s *subscription) subscribeDelta(r *request, fresh bool) newSubscriptions {
 	return a
 }
 
-// subscribeNames subscribes to names. It returns the names that need a response, which are those that the client does
-// not claim in has. held is the cached page with these names, or nil.
+// subscribeNames subscribes to names. It returns the names for which a response is necessary: those that has, the
+// client's report of its resources, does not contain. held is the cached page with these names, or nil.
 func (s *subscription) subscribeNames(names []string, held *versionPage, has map[string]string) (unclaimed versionMap) {
 	first := s.names.len() == 0
 	if !first || len(names) < pageSize {
@@ -177,7 +178,7 @@ func (s *subscription) subscribeNames(names []string, held *versionPage, has map
 	} else {
 		s.names.addAll(s.pages, len(names), withoutVersions(names))
 		s.names.compact(s.pages)
-		if first && len(names) >= pageSize { // the names were not cloned above
+		if first && len(names) >= pageSize { // in this case, the names were not cloned above
 			s.names.cloneStrings()
 		}
 	}
@@ -203,8 +204,8 @@ func (s *subscription) dropWildcard() {
 	}
 }
 
-// answerFirst responds to the first request of a type on a stream. If a reconnecting client has everything, the server
-// sends no response. All other clients wait for a response, so the server sends one even if it is empty.
+// answerFirst responds to the first request for a type on a stream. If a reconnecting client has all resources, the
+// server sends no response. All other clients wait for a response, so the server sends one even if it is empty.
 func (c *connection) answerFirst(sub *subscription, a newSubscriptions) error {
 	forced := a.names.copy()
 	if sub.typeURL == EndpointType {

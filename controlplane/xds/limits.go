@@ -10,22 +10,23 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Limits on the memory that a client can make the server use. gRPC limits each message; these constants limit the
-// total.
+// Limits on the memory that the server uses because of one client. gRPC limits the size of each message. These
+// constants limit the total.
 const (
 	// maxNode limits the node of a client, in bytes: Kubernetes allows 256 KiB of annotations per pod.
 	maxNode = 1 << 20
-	// maxName limits a resource's name, in bytes.
+	// maxName is the maximum length in bytes of a resource's name.
 	maxName = 1 << 10
-	// maxNames limits the names of one type to which a stream subscribes, and those that its client claims. The unit is
-	// bytes, plus nameCost for each name. A quarter of a million names of typical length fit.
+	// maxNames is a limit on the names of one type: on those to which a stream subscribes, and on those that its client
+	// reports to have. It is in bytes, and each name counts nameCost bytes in addition to its length. It permits a
+	// quarter of a million names of typical length.
 	maxNames = 32 << 20
 	nameCost = 64
 	// nodeFactor is the ratio of a node's size in memory to its encoded size.
 	nodeFactor = 4
-	// maxInvalidAnswered limits the invalid names that one response reports as nonexistent.
+	// maxInvalidAnswered limits how many invalid names one response reports as nonexistent.
 	maxInvalidAnswered = 1000
-	// maxDeferred limits how many requests wait until the client requests clusters.
+	// maxDeferred limits the number of requests that wait until the client requests clusters.
 	maxDeferred = 16
 )
 
@@ -43,7 +44,7 @@ func (c *connection) checkNode(r *request) error {
 	return nil
 }
 
-// checkClaims returns an error if the client claims more resources than the server can store.
+// checkClaims returns an error if the client reports more resources than the server can store.
 func checkClaims(r *request, available int64) error {
 	size := 0
 	for name, version := range r.initial {
@@ -56,11 +57,11 @@ func checkClaims(r *request, available int64) error {
 	return nil
 }
 
-// limitNames removes from a request the names that the client cannot subscribe to. excess are names that are too long
-// or too many; invalid are names that no resource of the type can have. available is how many more bytes the client's
-// streams may use.
+// limitNames removes from a request the names that the client cannot subscribe to. excess contains names that are too
+// long, or that exceed the limits. invalid contains names that no resource of the type can have. available is how many
+// more bytes the client's streams may use.
 func (s *subscription) limitNames(r *request, available int64, valid func(name string) bool) (excess, invalid []string) {
-	if len(r.names) > 0 { // state of the world: the list replaces all earlier names
+	if len(r.names) > 0 { // in SotW, the list replaces all earlier names
 		r.names, excess, invalid = s.fitNames(r.names, 0, available, valid)
 	}
 	if len(r.subscribe) > 0 {
@@ -71,8 +72,8 @@ func (s *subscription) limitNames(r *request, available int64, valid func(name s
 	return excess, invalid
 }
 
-// fitNames splits names into those that the client may subscribe to, and the excess and invalid ones. The subscription
-// already holds held bytes of other names.
+// fitNames splits names into those to which the client may subscribe, and the excess and invalid ones. held is the size
+// in bytes of other names in the subscription.
 func (s *subscription) fitNames(names []string, held int, available int64, valid func(name string) bool) (fit, excess, invalid []string) {
 	size, ok := held, true
 	for _, name := range names {
@@ -104,7 +105,7 @@ func (s *subscription) fitNames(names []string, held int, available int64, valid
 	return fit, excess, invalid
 }
 
-// validName returns the predicate that validates names of a type.
+// validName returns a function that reports whether a name of the type is valid.
 func (c *connection) validName(typeURL string) func(name string) bool {
 	isValid := c.hooks.IsValidName
 	return func(name string) bool { return isValid == nil || name == wildcardName || isValid(typeURL, name) }
@@ -126,7 +127,7 @@ func (c *connection) reportExcess(sub *subscription, excess []string) {
 }
 
 // answerExcess reports excess virtual hosts as nonexistent, because HTTP requests wait for them. For excess names of
-// other types the server sends no response.
+// other types, the server sends no response.
 func (c *connection) answerExcess(sub *subscription, excess []string) error {
 	if c.hooks.ResolveOnDemand == nil || sub.typeURL != VirtualHostType || len(excess) == 0 {
 		return nil
@@ -134,7 +135,7 @@ func (c *connection) answerExcess(sub *subscription, excess []string) error {
 	return c.dispatch(sub, &response{notFound: excess})
 }
 
-// answerInvalid reports invalid names as nonexistent once, without storing them. If a request contains more than
+// answerInvalid reports invalid names as nonexistent once, and does not store them. If a request contains more than
 // maxInvalidAnswered of them, the server ignores all of them.
 func (c *connection) answerInvalid(sub *subscription, invalid []string) error {
 	if len(invalid) == 0 || len(invalid) > maxInvalidAnswered || sub.typeURL == VirtualHostType {
@@ -143,7 +144,7 @@ func (c *connection) answerInvalid(sub *subscription, invalid []string) error {
 	return c.dispatch(sub, &response{removed: cloneNames(invalid)})
 }
 
-// answerUnserved reports that no resources exist for a type that the server does not serve. It stores nothing about the
+// answerUnserved reports that no resources exist for a type that the server does not serve. It stores no data about the
 // request.
 func (c *connection) answerUnserved(r *request) error {
 	absent := slices.Concat(r.subscribe, mapKeys(r.initial))
@@ -154,8 +155,8 @@ func (c *connection) answerUnserved(r *request) error {
 	return c.send(&response{typeURL: r.typeURL, version: c.version, nonce: strconv.FormatUint(c.nonces, 10), removed: absent})
 }
 
-// cloneNames returns copies of names. The originals are substrings of a request, whose memory could otherwise not be
-// freed.
+// cloneNames returns copies of names. The originals are substrings of a request, and a reference to them would prevent
+// that the request's memory is freed.
 func cloneNames(names []string) []string {
 	out := make([]string, len(names))
 	for i, name := range names {

@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics contains the server's metrics. They have istiod's names where istiod has an equivalent, so that dashboards
+// metrics contains the server's metrics. If istiod has an equivalent metric, the names are the same, so that dashboards
 // for istiod work.
 type metrics struct {
 	clients                                                      prometheus.Gauge
@@ -61,8 +61,8 @@ var shortTypes = map[string]string{
 	SecretType: "sds", ExtensionType: "ecds", NameTableType: "nds", ProxyConfigType: "pcds", RevocationType: "revocations",
 }
 
-// shortType returns the name of a type for metrics and logs. All types that the server does not serve share one label,
-// because clients can request any type.
+// shortType returns the name of a type for metrics and logs. All types that the server does not serve have the same
+// name, because clients can request any type.
 func shortType(typeURL string) string {
 	if short, ok := shortTypes[typeURL]; ok {
 		return short
@@ -70,7 +70,7 @@ func shortType(typeURL string) string {
 	return "other"
 }
 
-// ShortType returns the common abbreviation of a type (cds, eds, lds, rds, nds), or the last word of its URL.
+// ShortType returns the usual abbreviation of a type (cds, eds, lds, rds, nds), or the last word of its URL.
 func ShortType(typeURL string) string {
 	if short, ok := shortTypes[typeURL]; ok {
 		return short

@@ -4,21 +4,21 @@ import "time"
 
 const (
 	// freeNACKs is the number of NACKs of a type that the server handles without delay. If one of many resources is
-	// invalid, Envoy rejects several partial responses before the invalid resource is found.
+	// invalid, Envoy rejects several partial responses before the server has isolated the invalid resource.
 	freeNACKs = 10
-	// nackResetInterval is the time without a NACK of a type after which its count is reset. An ACK does not reset it,
-	// because a faulty client may alternate between ACKs and NACKs.
+	// nackResetInterval is the time without a NACK of a type after which the count of its NACKs is reset. An ACK does
+	// not reset it, because a faulty client may alternate between ACKs and NACKs.
 	nackResetInterval = 10 * time.Second
-	// maxDelayFactor limits the pause before the server reads the next request of a client that sends NACK after NACK.
-	// It is a multiple of the time that handling the request took. The factor is 1 after the first NACK beyond
-	// freeNACKs, and doubles with each further one. maxNACKDelay limits the pause in absolute terms.
+	// maxDelayFactor limits the pause before the server reads the next request of a client that sends many NACKs in
+	// succession. It is a multiple of the time that the server needed to handle the request. The factor is 1 after the
+	// first NACK beyond freeNACKs, and doubles with each further one. maxNACKDelay is the maximum pause.
 	maxDelayFactor = 100
 	maxNACKDelay   = 5 * time.Second
-	// minNACKDelay is the shortest pause for which the server starts a timer.
+	// minNACKDelay is the minimum pause for which the server starts a timer.
 	minNACKDelay = time.Millisecond
 )
 
-// nackBackoff counts the NACKs of one type that follow each other within nackResetInterval.
+// nackBackoff counts NACKs of one type that follow the previous one within nackResetInterval.
 type nackBackoff struct {
 	count int
 	last  time.Time
@@ -31,8 +31,8 @@ func (r *nackBackoff) add(now time.Time) {
 	r.count, r.last = r.count+1, now
 }
 
-// delay returns the pause before the server reads the next request of the client. took is the time that handling the
-// last request took. 0 means no pause.
+// delay returns the pause before the server reads the next request of the client. took is the time that the server
+// needed to handle the last request. 0 means no pause.
 func (r *nackBackoff) delay(took time.Duration, now time.Time) time.Duration {
 	beyond := r.count - freeNACKs
 	if beyond < 0 || now.Sub(r.last) >= nackResetInterval {
@@ -48,9 +48,9 @@ func (r *nackBackoff) delay(took time.Duration, now time.Time) time.Duration {
 	return 0
 }
 
-// handleWithBackoff handles a request and pauses reading from a client that sends NACK after NACK. Handling a NACK is
-// expensive, because the server searches for its cause, and nothing else limits the rate of a client's requests. Pushes
-// to the client continue during the pause.
+// handleWithBackoff handles a request. If the client sends many NACKs in succession, it then pauses reading from the
+// client. Handling a NACK is expensive, because the server searches for its cause, and the rate of a client's requests
+// has no other limit. Pushes to the client continue during the pause.
 func (c *connection) handleWithBackoff(r *request, handle func(*request) error) error {
 	start := time.Now()
 	err := handle(r)

@@ -7,13 +7,13 @@ import (
 )
 
 // Envoy can request a virtual host on demand, when the first HTTP request needs it. The requested name contains the
-// host of the HTTP request. It need not be the name of a resource. Envoy holds the HTTP request until a response maps
-// the name to a resource (an alias) or reports that there is none. Envoy requests a name once per stream, and again on
-// each later stream. Only Envoy's own timeouts limit the wait, and Envoy does not accept a removal as the response. The
-// server therefore responds to each requested name, even if the client rejects the resource.
+// host of the HTTP request. The name can differ from that of the resource. Envoy delays the HTTP request until a
+// response maps the name to a resource (an alias) or reports that there is none. Envoy requests each name once per
+// stream. Only Envoy's own timeouts limit the wait, and Envoy does not accept a removal as the response. The server
+// therefore responds to each requested name, even if the client rejects the resource.
 
-// maxOnDemandNames limits the names that wait for a response. Only a client that requests names of unknown route
-// configurations reaches the limit.
+// maxOnDemandNames limits the names that wait for a response. A client reaches the limit only if it requests names of
+// unknown route configurations.
 const maxOnDemandNames = 10_000
 
 // onDemandName is a requested name that waits for a response.
@@ -52,8 +52,8 @@ func (c *connection) unansweredNames() []string {
 	return names
 }
 
-// resolveOnDemandNames resolves the unanswered names and sends the resources that must precede them. A virtual host
-// that is sent later also carries the names that resolve to it.
+// resolveOnDemandNames resolves the names without a response, and sends the resources that must precede them. If the
+// server sends a virtual host later, it adds the names that resolve to it.
 func (c *connection) resolveOnDemandNames() error {
 	names := c.unansweredNames()
 	if len(names) == 0 {
@@ -67,8 +67,8 @@ func (c *connection) resolveOnDemandNames() error {
 	return c.sendClustersBefore(VirtualHostType)
 }
 
-// callResolveOnDemand converts a panic into unresolvable names: a defect in one client's configuration must not crash
-// the control plane.
+// callResolveOnDemand calls Hooks.ResolveOnDemand. After a panic, it treats the names as unresolvable: a defect in one
+// client's configuration must not crash the control plane.
 func (c *connection) callResolveOnDemand(names []string) (targets map[string]string, before PushScope) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -78,8 +78,9 @@ func (c *connection) callResolveOnDemand(names []string) (targets map[string]str
 	return c.hooks.ResolveOnDemand(c.state, names)
 }
 
-// answerOnDemand responds to all names whose route configuration the client has. It sends the resources to which they
-// resolve, even if the client has them, and all other changes that belong in the same response.
+// answerOnDemand responds to all waiting names whose route configuration the client has. It sends the resources to
+// which they resolve, even if the client has them. The same response contains all other changes of their route
+// configuration.
 func (c *connection) answerOnDemand(hosts *subscription) error {
 	if err := c.resolveOnDemandNames(); err != nil {
 		return err
@@ -101,7 +102,7 @@ func (c *connection) answerOnDemand(hosts *subscription) error {
 func (c *connection) answerOnDemandRoute(hosts *subscription, route string, names []string) error {
 	want, err := c.generate(hosts, true, []string{route})
 	if err != nil {
-		return nil // the next successful update answers the names
+		return nil // the next successful update responds to the names
 	}
 	d := hosts.diffOf(hosts.knownHosts(route), want)
 	wantByName := make(map[string]*Resource, len(want))
@@ -129,14 +130,14 @@ func (d difference) contains(r *Resource) bool {
 	return slices.Contains(d.send, r) || slices.ContainsFunc(d.retries, func(part []*Resource) bool { return slices.Contains(part, r) })
 }
 
-// isRefusedAlone reports whether the client rejected exactly this version in a response without other resources.
+// isRefusedAlone reports whether the client rejected this version in a response that contained no other resource.
 func (s *subscription) isRefusedAlone(r *Resource) bool {
 	refused, ok := s.refused[r.Name]
 	return ok && refused.alone && refused.version == r.Version
 }
 
-// attachOnDemandAnswers adds to a response of virtual hosts, as aliases, the unanswered names that resolve to them. It
-// records the response for these names and for the names that do not resolve.
+// attachOnDemandAnswers adds aliases to the virtual hosts in a response: the waiting names that resolve to them. It
+// records that the response answers these names, and the names that do not resolve.
 func (c *connection) attachOnDemandAnswers(r *response) {
 	byTarget := map[string][]string{}
 	for _, name := range c.unansweredNames() {
@@ -145,7 +146,7 @@ func (c *connection) attachOnDemandAnswers(r *response) {
 		}
 	}
 	answered := slices.Clone(r.notFound)
-	r.resources = slices.Clone(r.resources) // clients share the slice
+	r.resources = slices.Clone(r.resources) // clients share the slice, so it is copied
 	for i, res := range r.resources {
 		if names := byTarget[res.Name]; len(names) > 0 {
 			r.resources[i] = &Resource{Name: res.Name, Version: res.Version, Body: res.Body, Aliases: names}
@@ -153,14 +154,14 @@ func (c *connection) attachOnDemandAnswers(r *response) {
 		}
 	}
 	for _, name := range answered {
-		if w := c.onDemandNames[name]; w != nil { // nil for a name beyond maxOnDemandNames
+		if w := c.onDemandNames[name]; w != nil { // nil if the name exceeded maxOnDemandNames
 			w.nonce = r.nonce
 		}
 	}
 }
 
-// settleOnDemandNames handles the ACK or NACK of a response to on-demand names: after an ACK they no longer wait, after
-// a NACK they need another response.
+// settleOnDemandNames handles the ACK or NACK of a response to on-demand names. After an ACK the names no longer wait.
+// After a NACK they need another response.
 func (c *connection) settleOnDemandNames(answer *sentResponse, refused bool) {
 	for name, w := range c.onDemandNames {
 		switch {

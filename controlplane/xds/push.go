@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// takePush applies the pending push. It makes the push's state current, and marks the affected types dirty. Changes
-// that are already dirty are sent together with it.
+// takePush starts to process the pending push. It makes the push's state the client's current one, and marks the
+// affected types dirty. Changes that are already dirty are sent together with it.
 func (c *connection) takePush() {
 	defer c.beginTransition()()
 	p := c.takePending()
@@ -22,7 +22,7 @@ func (c *connection) takePush() {
 	c.markDirty(c.pushScope(p.change), p.since)
 }
 
-// markDirty adds resources that the client may lack. since is the time of the change.
+// markDirty marks resources that the client may lack. since is the time of the change.
 func (c *connection) markDirty(scope PushScope, since time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -38,7 +38,7 @@ func (c *connection) markDirty(scope PushScope, since time.Time) {
 	}
 }
 
-// union returns the scope that covers both scopes.
+// union returns a scope that contains both scopes.
 func (t TypeScope) union(other TypeScope) TypeScope {
 	if t.All || other.All {
 		return TypeScope{All: true}
@@ -46,10 +46,10 @@ func (t TypeScope) union(other TypeScope) TypeScope {
 	return TypeScope{Names: append(t.Names, other.Names...)}
 }
 
-// advance sends dirty types as far as the client keeps up. It sends the additions of all types in Order, then removals
-// in reverse order. Each type has at most one response without an ACK or NACK. Types that refer to clusters wait until
-// the client has ACKed the clusters that were sent. Removals wait until the client has ACKed the types that may refer
-// to the removed resources. No wait exceeds Config.Await.
+// advance sends dirty types as far as the client's ACKs allow. It sends the additions of all types in Order, then
+// removals in reverse order. At most one response of each type is without an ACK or NACK. Types that refer to clusters
+// wait until the client has ACKed the clusters that were sent. Removals wait until the client has ACKed the types that
+// may refer to the removed resources. No wait exceeds Config.Await.
 func (c *connection) advance() error {
 	if len(c.dirty) == 0 && !c.removalsPending {
 		return nil
@@ -79,7 +79,7 @@ func (c *connection) advance() error {
 	return c.startRemovals(held)
 }
 
-// startRemovals sends removals when no additions remain. held is how long the dirty types still have to wait.
+// startRemovals sends removals if no additions remain. held is the remaining time for which dirty types must wait.
 func (c *connection) startRemovals(held time.Duration) error {
 	if len(c.dirty) == 0 {
 		if c.removalsPending && !c.dirtySince.IsZero() {
@@ -120,7 +120,8 @@ func (c *connection) remainingAckWait(sub *subscription) time.Duration {
 	return max(0, c.server.cfg.Await-time.Since(sub.outstanding[len(sub.outstanding)-1].at))
 }
 
-// isReferenced reports whether other types refer to resources of this type, which the client must have first.
+// isReferenced reports whether other types refer to resources of this type. The client must then receive this type
+// before them.
 func isReferenced(typeURL string) bool { return typeURL == ClusterType }
 
 func (c *connection) hasRemovals() bool {
@@ -132,7 +133,8 @@ func (c *connection) hasRemovals() bool {
 	return false
 }
 
-// sendClustersBefore sends dirty clusters and assignments before a response of a type that may refer to them.
+// sendClustersBefore sends dirty clusters and assignments, before the server sends a response of a type that may refer
+// to them.
 func (c *connection) sendClustersBefore(typeURL string) error {
 	if typeURL != ListenerType && typeURL != RouteType && typeURL != VirtualHostType {
 		return nil
@@ -150,7 +152,7 @@ func (c *connection) sendClustersBefore(typeURL string) error {
 	return nil
 }
 
-// pushScope returns the resources that a change may affect. If computing them fails, it returns all resources.
+// pushScope returns the resources that a change may affect. If their computation fails, it returns all resources.
 func (c *connection) pushScope(change Change) PushScope {
 	scope, err := c.callComputePushScope(change)
 	if err != nil {
@@ -172,8 +174,8 @@ func (c *connection) callComputePushScope(change Change) (scope PushScope, err e
 	return c.proxy.ComputePushScope(c.state, change), nil
 }
 
-// update sends the resources within scope t that the client lacks, and schedules removals. It retries the whole type if
-// the last generation failed.
+// update sends the resources in scope t that the client lacks, and schedules removals. If the last generation failed,
+// it uses the scope of the whole type.
 func (c *connection) update(sub *subscription, t TypeScope) error {
 	if sub.typeURL == VirtualHostType {
 		return c.updateHosts(t)
@@ -199,7 +201,7 @@ func (c *connection) update(sub *subscription, t TypeScope) error {
 	return c.followRoutes()
 }
 
-// compare generates the subscribed resources within scope t and returns the difference to what the client has.
+// compare generates the subscribed resources in scope t. It returns how they differ from those that the client has.
 func (c *connection) compare(sub *subscription, t TypeScope) (difference, error) {
 	if t.All {
 		want, err := c.generate(sub, sub.wildcard, sub.names.sorted())
@@ -225,8 +227,9 @@ func (c *connection) deliverRetries(sub *subscription, d difference) error {
 	return nil
 }
 
-// isRemovedLast reports whether resources of the type are removed after the additions of all types, because other types
-// refer to them. A listener is removed together with the addition of its replacement, which may use the same address.
+// isRemovedLast reports whether resources of the type are removed only after the additions of all types, because other
+// types refer to them. A listener is removed together with the addition of its replacement, because both may use the
+// same address.
 func isRemovedLast(typeURL string) bool { return typeURL == ClusterType || typeURL == EndpointType }
 
 // removeLater schedules removals for the end of the push. It replaces the removals that were scheduled for scope t.
@@ -244,13 +247,13 @@ func (c *connection) removeLater(sub *subscription, names []string, t TypeScope)
 	}
 }
 
-// delayRemovals delays removals until the client's other requests have been answered.
+// delayRemovals delays removals until the server has responded to the client's other requests.
 func (c *connection) delayRemovals() {
 	c.removalsDelayed = true
 	c.removalTimer.Reset(c.server.cfg.Settle)
 }
 
-// flushRemovals sends the scheduled removals. Types that refer to other types come first.
+// flushRemovals sends the scheduled removals. It starts with the types that refer to other types.
 func (c *connection) flushRemovals() error {
 	for _, typeURL := range slices.Backward(Order) {
 		sub, ok := c.subs[typeURL]
@@ -280,7 +283,8 @@ func (c *connection) sendRemovals(sub *subscription) error {
 	return c.deliver(sub, replacements, slices.DeleteFunc(names, func(name string) bool { return replaced[name] }), false)
 }
 
-// generateReplacements generates the resources that replace removed ones, if the client's Proxy provides any.
+// generateReplacements generates the resources that replace removed ones. It returns none if the client's Proxy does
+// not provide any.
 func (c *connection) generateReplacements(sub *subscription, names []string) ([]*Resource, error) {
 	if c.hooks.StartReplacing == nil || !c.hooks.StartReplacing(sub.typeURL, names) {
 		return nil, nil

@@ -14,30 +14,31 @@ import (
 )
 
 const (
-	// maxRequest limits one request, in bytes: a reconnecting Envoy lists all its resources.
+	// maxRequest is the maximum size in bytes of one request. The request of a reconnecting Envoy lists all its
+	// resources.
 	maxRequest = 16 << 20
 	// flowWindow is the size of the transport's receive buffer of a stream. Requests up to this size are not charged to
 	// the request budget, because the number of streams already limits their memory.
 	flowWindow = 64 << 10
-	// requestTimeout limits the time in which one request must arrive. One second is added for each minRequestRate
-	// bytes of the request.
+	// requestTimeout limits the time in which one request must arrive. For each minRequestRate bytes of the request, it
+	// is one second longer.
 	requestTimeout = 10 * time.Second
 	minRequestRate = 256 << 10
-	// budgetTimeout limits how long a large request waits until the request budget has room for it.
+	// budgetTimeout limits how long a large request waits for room in the request budget.
 	budgetTimeout = 10 * time.Second
-	// firstRequestTimeout limits how long a stream may exist without a request.
+	// firstRequestTimeout is how long a stream may exist before its first request.
 	firstRequestTimeout = 15 * time.Second
 )
 
 // messageReader reads gRPC messages in parts. gRPC's RecvMsg would let the client send a whole message as soon as the
-// message's length is known. Reading in parts lets the server apply the request budget before the client sends the
+// message's length is known. With reads in parts, the server can apply the request budget before the client sends the
 // message.
 type messageReader interface {
 	ReadMessageHeader(header []byte) error
 	Read(n int) (mem.BufferSlice, error)
 }
 
-// newMessageReader returns the reader of a stream that gRPC's own transport accepted.
+// newMessageReader returns the message reader of a stream that uses gRPC's own transport.
 func newMessageReader(ctx context.Context) (messageReader, error) {
 	if reader, ok := grpc.ServerTransportStreamFromContext(ctx).(messageReader); ok {
 		return reader, nil
@@ -49,7 +50,7 @@ func newMessageReader(ctx context.Context) (messageReader, error) {
 type message struct {
 	data    *[]byte
 	pooled  bool
-	release func() // releases the share of the request budget
+	release func() // releases the request's share of the request budget
 }
 
 // recycle returns the buffer to its pool. The caller must not use the buffer afterwards.
@@ -91,7 +92,8 @@ func (c *connection) readMessage(from messageReader) (message, error) {
 	return m, nil
 }
 
-// newMessage returns a message with an empty buffer. Large buffers are not pooled, because a pool would retain them.
+// newMessage returns a message with an empty buffer. Large buffers are not from a pool, because a pool would retain
+// them.
 func newMessage(size int, release func()) message {
 	if size <= 1<<20 {
 		return message{data: requestBuffers.Get(size), pooled: true, release: release}
@@ -100,8 +102,8 @@ func newMessage(size int, release func()) message {
 	return message{data: &data, release: release}
 }
 
-// readFull copies the message into one buffer, part by part. A client may send each byte in a separate frame, and
-// frames that are not copied use many times the memory of their data.
+// readFull reads the message into one buffer. It copies each part, because a client may send each byte in a separate
+// frame, and frames use many times the memory of their data.
 func readFull(from messageReader, data []byte) error {
 	for len(data) > 0 {
 		part, err := from.Read(min(len(data), flowWindow))
@@ -117,7 +119,7 @@ func readFull(from messageReader, data []byte) error {
 	return nil
 }
 
-// fail ends the stream with an error. Only the first error has an effect.
+// fail ends the stream with this error. Only the first call has an effect.
 func (c *connection) fail(err error) {
 	select {
 	case c.recvErr <- err:

@@ -15,29 +15,28 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// The type URLs of the served resources.
+// The type URLs of the resources that the server serves.
 const (
 	ClusterType  = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	EndpointType = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 	ListenerType = "type.googleapis.com/envoy.config.listener.v3.Listener"
 	RouteType    = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
-	// VirtualHostType is a virtual host that is sent separately from its route configuration (VHDS).
+	// VirtualHostType is the type of virtual hosts that are sent separately from their route configuration (VHDS).
 	VirtualHostType = "type.googleapis.com/envoy.config.route.v3.VirtualHost"
-	// SecretType is for certificates that gateways request by name.
+	// SecretType is the type of certificates that gateways request by name.
 	SecretType = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
-	// ExtensionType is for filter configurations that are sent separately from their listeners (ECDS).
+	// ExtensionType is the type of filter configurations that are sent separately from their listeners (ECDS).
 	ExtensionType = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
-	// NameTableType is the table of the mesh's host names and their addresses. A proxy's agent subscribes to it; Envoy
-	// does not.
+	// NameTableType is the type of the table of the mesh's host names and their addresses. Only agents subscribe to it.
 	NameTableType = "type.googleapis.com/istio.networking.nds.v1.NameTable"
-	// ProxyConfigType contains the root certificates of the mesh. A proxy's agent subscribes to it; Envoy does not.
+	// ProxyConfigType is the type of the resource with the root certificates of the mesh. Only agents subscribe to it.
 	ProxyConfigType = "type.googleapis.com/istio.mesh.v1alpha1.ProxyConfig"
-	// RevocationType contains the revocation lists of the deny list, with their root certificates. Only agents that
-	// support OfferHeader subscribe to it.
+	// RevocationType is the type of the revocation lists of the deny list, with their root certificates. Only agents
+	// that support OfferHeader subscribe to it.
 	RevocationType = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.CertificateValidationContext"
 )
 
-// OfferHeader is the response header that contains RevocationType on each stream. Agents subscribe to that type only if
+// OfferHeader is the response header that lists RevocationType on each stream. Agents subscribe to that type only if
 // they receive the header, because other control planes do not serve the type.
 const OfferHeader = "pilotfish-offers"
 
@@ -50,24 +49,26 @@ var Order = []string{
 // Resource is one marshalled xDS resource. It is immutable, because all connections share it.
 type Resource struct {
 	Name string
-	// Version is a hash of the content. Equal content has an equal version in every control plane and after every
-	// restart. Versions that NewRouteConfiguration sets have the suffix vhdsVersionSuffix.
+	// Version is a hash of the content. Equal content has the same version in every control plane and after every
+	// restart. Versions that NewRouteConfiguration sets end with vhdsVersionSuffix.
 	Version string
 	Body    *anypb.Any
 	// Endpoints is set on a cluster of type EDS: the name of its ClusterLoadAssignment. Each time the server sends the
-	// cluster, the assignment must follow on the same stream. Otherwise Envoy does not finish warming the cluster.
+	// cluster, it must then send the assignment on the same stream. Otherwise Envoy does not finish warming the
+	// cluster.
 	Endpoints string
-	// UsesVHDS is set on a route configuration whose virtual hosts are separate resources, sent after it.
+	// UsesVHDS is set on a route configuration whose virtual hosts are separate resources. The server sends them after
+	// it.
 	UsesVHDS bool
 	// Aliases lists on-demand names that clients requested and that resolve to this resource.
 	Aliases []string
-	// Notes contains data of the generator for its own use. It is not sent to clients.
+	// Notes contains data that the generator attaches for its own use. Clients do not receive it.
 	Notes any
 
 	encoded *encodedResource // the encoding of the resource in delta responses, created once
 }
 
-// NewResource returns a resource with the message, marshalled deterministically.
+// NewResource returns a resource whose body is the message, marshalled deterministically.
 func NewResource(name string, m proto.Message) (*Resource, error) {
 	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err != nil {
@@ -76,9 +77,9 @@ func NewResource(name string, m proto.Message) (*Resource, error) {
 	return NewRawResource(name, "type.googleapis.com/"+string(m.ProtoReflect().Descriptor().FullName()), value), nil
 }
 
-// NewRouteConfiguration returns a route configuration for a client that supports VHDS. The suffix vhdsVersionSuffix of
-// its version identifies such clients after a reconnect. If usesVHDS is set, the virtual hosts are sent separately;
-// otherwise they are inline.
+// NewRouteConfiguration returns a route configuration for a client that supports VHDS. Its version ends with
+// vhdsVersionSuffix, by which the server recognizes such a client after a reconnect. If usesVHDS is set, the virtual
+// hosts are sent separately. Otherwise they are inline.
 func NewRouteConfiguration(name string, m proto.Message, usesVHDS bool) (*Resource, error) {
 	r, err := NewResource(name, m)
 	if err != nil {
@@ -104,8 +105,8 @@ func NewRawResource(name, typeURL string, value []byte) *Resource {
 	return r
 }
 
-// deltaBuffer returns the encoding of the resource in a delta response. It uses the stored encoding, except for a
-// modified copy of a resource, which it encodes again.
+// deltaBuffer returns the encoding of the resource in a delta response. It uses the stored encoding. A modified copy of
+// a resource is encoded again.
 func (r *Resource) deltaBuffer() mem.Buffer {
 	if f := r.encoded; f != nil && r.Name == f.name && r.Version == f.version && r.Body == f.body {
 		return f.bytes
@@ -113,12 +114,12 @@ func (r *Resource) deltaBuffer() mem.Buffer {
 	return encodeResource(r).bytes
 }
 
-// State is one immutable state of the mesh. The server does not read it; it only passes it to a Proxy.
+// State is one immutable state of the mesh. The server does not read it, but only passes it to a Proxy.
 type State any
 
 // Change is the difference between the last state that the server processed for a client and the newest state.
 type Change interface {
-	// Merge returns a change that covers this change and next, which is the later one.
+	// Merge returns a change that contains this change and the later change next.
 	Merge(next Change) Change
 }
 
@@ -139,16 +140,16 @@ type Source interface {
 	Connect(ctx context.Context, node *corev3.Node, peer Peer) (Proxy, error)
 }
 
-// TypeScope is the set of resources of one type that a change may affect for one client.
+// TypeScope is the set of resources of one type that a change may affect, for one client.
 type TypeScope struct {
-	// All: every resource of the type may change, appear or disappear.
+	// All: every resource of the type may be changed, added or removed.
 	All bool
-	// Names is used if All is false: only these resources may change, appear or disappear. A name may occur several
+	// Names applies if All is false: only these resources may be changed, added or removed. A name may occur several
 	// times, and a resource with that name need not exist.
 	Names []string
 }
 
-// PushScope is the set of resources that a change may affect for one client, by type URL.
+// PushScope is the set of resources that a change may affect, for one client, by type URL.
 type PushScope map[string]TypeScope
 
 // Add adds names of a type.
@@ -160,7 +161,7 @@ func (t PushScope) Add(typeURL string, names ...string) {
 	t[typeURL] = touched
 }
 
-// AddAll adds all resources of the types.
+// AddAll adds all resources of these types.
 func (t PushScope) AddAll(types ...string) {
 	for _, typeURL := range types {
 		t[typeURL] = TypeScope{All: true}
@@ -178,7 +179,7 @@ func (t PushScope) Types() []string {
 	return types
 }
 
-// FullPushScope returns the scope of all resources of all types.
+// FullPushScope returns the scope with all resources of all types.
 func FullPushScope() PushScope {
 	t := PushScope{}
 	t.AddAll(Order...)
@@ -192,19 +193,20 @@ type SuspectDocument struct {
 	Position string `json:"at,omitempty"`
 	// Field is the field whose value the reason quotes.
 	Field string `json:"field,omitempty"`
-	// Evidence describes why the document may be the cause.
+	// Evidence describes the reason why the document may be the cause.
 	Evidence string `json:"why,omitempty"`
 }
 
 // Proxy generates the resources of one client. The server calls it from one goroutine at a time.
 type Proxy interface {
-	// ComputePushScope returns the resources that may differ for this client after the change; an empty scope means no
-	// push. Other resources are neither generated nor removed, so the cost depends on the change and not on the mesh.
+	// ComputePushScope returns the resources that may differ for this client after the change; if the scope is empty,
+	// there is no push. The server neither generates nor removes other resources, so the cost of a push depends on the
+	// size of the change and not on that of the mesh.
 	ComputePushScope(state State, change Change) PushScope
 	// Generate returns resources of a type. If wildcard is set, it returns all resources that the client should have,
-	// and also those in names; otherwise only those in names. It omits names without a resource. The order is
-	// arbitrary. Resource names are unique. For virtual hosts, names contains route configurations if wildcard is set,
-	// and Generate returns all their virtual hosts.
+	// and also those in names. Otherwise it returns only those in names. It omits names without a resource. Resources
+	// have unique names and are in any order. For virtual hosts, if wildcard is set, names contains route
+	// configurations, and Generate returns all their virtual hosts.
 	Generate(state State, typeURL string, wildcard bool, names []string) ([]*Resource, error)
 	// Hooks returns the proxy's optional functions. The server calls it once.
 	Hooks() Hooks

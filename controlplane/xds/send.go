@@ -12,14 +12,14 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// healthReportType is the type of the health reports of Istio's agents; it has no resources.
+// healthReportType is the type of the health reports of Istio's agents. No resources of this type exist.
 const healthReportType = "type.googleapis.com/istio.v1.HealthInformation"
 
 // isServed reports whether the server has resources of the type. For other types, responses report that no resource
 // exists.
 func isServed(typeURL string) bool { return slices.Contains(Order, typeURL) }
 
-// isReport reports whether requests of the type are reports, which get no response.
+// isReport reports whether requests of the type are reports, to which the server does not respond.
 func isReport(typeURL string) bool { return typeURL == healthReportType }
 
 // handleReport passes a client's health report to its Proxy.
@@ -34,8 +34,8 @@ func impliesWildcard(typeURL string) bool {
 	return typeURL == ClusterType || typeURL == ListenerType || typeURL == NameTableType || typeURL == ProxyConfigType || typeURL == RevocationType
 }
 
-// subscription returns the client's subscription to a type, and creates it at the first request of the type; fresh is
-// then true. The caller holds c.mu.
+// subscription returns the client's subscription to a type. At the first request for the type, it creates the
+// subscription and returns fresh as true. The caller holds c.mu.
 func (c *connection) subscription(typeURL string) (sub *subscription, fresh bool) {
 	sub, ok := c.subs[typeURL]
 	if !ok {
@@ -47,8 +47,8 @@ func (c *connection) subscription(typeURL string) (sub *subscription, fresh bool
 	return sub, fresh
 }
 
-// settleResponse processes the ACK or NACK in a request. It returns the response to which the ACK or NACK belongs, or
-// nil. The caller holds c.mu.
+// settleResponse processes the ACK or NACK in a request. It returns the response that the client ACKs or NACKs, or nil.
+// The caller holds c.mu.
 func (c *connection) settleResponse(sub *subscription, r *request) *sentResponse {
 	if r.nonce == "" {
 		return nil
@@ -61,7 +61,7 @@ func (c *connection) settleResponse(sub *subscription, r *request) *sentResponse
 	if r.errorDetail == nil {
 		sub.ack(b)
 		if sub.typeURL == RouteType {
-			// Envoy dropped the resources from which it had unsubscribed before they arrived.
+			// Envoy dropped those resources that arrived after it had unsubscribed from them.
 			c.vhds.addAccepted(sub.selectSubscribed(namesOf(b.resources)))
 		}
 		return b
@@ -78,8 +78,8 @@ func (c *connection) settleResponse(sub *subscription, r *request) *sentResponse
 	return b
 }
 
-// retryExtensions marks rejected filter configurations to be sent again after the client has accepted listeners: Envoy
-// may accept the filter configurations for the new listeners.
+// retryExtensions schedules rejected filter configurations to be sent again after the client has accepted listeners.
+// Envoy may accept the filter configurations for the new listeners.
 func (c *connection) retryExtensions(sub *subscription, answer *sentResponse, r *request) {
 	if answer == nil || r.errorDetail != nil || sub.typeURL != ListenerType || len(answer.resources) == 0 {
 		return
@@ -117,7 +117,7 @@ func formatDocuments(from []SuspectDocument) []string {
 	return out
 }
 
-// abbreviateNames limits a list of names to the length of a log line.
+// abbreviateNames shortens a list of names to the length of a log line.
 func abbreviateNames(names []string) []string {
 	const limit = 10
 	if len(names) <= limit {
@@ -152,7 +152,8 @@ func (c *connection) generate(sub *subscription, wildcard bool, names []string) 
 	return resources, err
 }
 
-// callGenerate converts a panic into an error: a defect in one client's configuration must not crash the control plane.
+// callGenerate calls Generate. It converts a panic into an error, because a defect in one client's configuration must
+// not crash the control plane.
 func (c *connection) callGenerate(typeURL string, wildcard bool, names []string) (resources []*Resource, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -162,8 +163,8 @@ func (c *connection) callGenerate(typeURL string, wildcard bool, names []string)
 	return c.proxy.Generate(c.state, typeURL, wildcard, names)
 }
 
-// deliver sends resources and removals of one type. After clusters it sends their assignments. If evenEmpty is set, it
-// also sends a response without resources and removals.
+// deliver sends resources and removals of one type. After clusters, it also sends their assignments. If evenEmpty is
+// set, it sends a response even without resources and removals.
 func (c *connection) deliver(sub *subscription, resources []*Resource, removed []string, evenEmpty bool) error {
 	if len(resources) == 0 && len(removed) == 0 && !evenEmpty {
 		return nil
@@ -214,8 +215,8 @@ func (c *connection) dispatch(sub *subscription, r *response) error {
 	return c.send(r)
 }
 
-// send passes a response to gRPC, which blocks while the client does not read. After SendTimeout, send returns an
-// error. The error ends the stream, and with it the blocked call.
+// send passes a response to gRPC, which blocks while the client does not read. If it blocks for SendTimeout, send
+// returns an error. The error ends the stream, and thereby the blocked call.
 func (c *connection) send(r *response) error {
 	sent := make(chan error, 1)
 	go func() { sent <- c.stream.send(r) }()
@@ -235,8 +236,9 @@ func (c *connection) send(r *response) error {
 }
 
 // sendAssignments sends the assignments of clusters that were just sent, even if the assignments did not change: Envoy
-// finishes warming a cluster only when its assignment follows on the same stream. If the client has not requested
-// assignments yet, sendAssignments records the clusters, and the assignments are sent when it does.
+// finishes warming a cluster only when it receives the assignment after the cluster on the same stream. If the client
+// has not requested assignments yet, sendAssignments records the clusters. The server sends the assignments when the
+// client requests them.
 func (c *connection) sendAssignments(clusters []*Resource) error {
 	sub, ok := c.subs[EndpointType]
 	if !ok {
@@ -267,7 +269,7 @@ func (c *connection) sendAssignments(clusters []*Resource) error {
 	return c.deliver(sub, want, nil, false)
 }
 
-// addOwedClusters records clusters whose assignments must be sent after the client requests them.
+// addOwedClusters records clusters whose assignments the server must send when the client requests assignments.
 func (c *connection) addOwedClusters(clusters []*Resource) {
 	if len(c.owedClusters) == 0 {
 		c.owedClusters = slices.Clip(clusters) // other clients share the slice, so an append must copy it
@@ -278,8 +280,8 @@ func (c *connection) addOwedClusters(clusters []*Resource) {
 	if len(c.owedClusters) <= 2*known.len()+pageSize {
 		return
 	}
-	// A client that never requests assignments still receives each change of its clusters. So that the list does not
-	// grow, it contains only the newest version of each cluster that the client has.
+	// A client that never requests assignments still receives each change of its clusters. To limit the size of the
+	// list, it contains only the newest version of each cluster that the client has.
 	newest := map[string]*Resource{}
 	for _, cluster := range c.owedClusters {
 		if known.has(cluster.Name) {
@@ -289,7 +291,7 @@ func (c *connection) addOwedClusters(clusters []*Resource) {
 	c.owedClusters = slices.Collect(maps.Values(newest))
 }
 
-// addOwedAssignments adds to names the assignments of owedClusters that the client now subscribes to.
+// addOwedAssignments adds those assignments of owedClusters to names to which the client now subscribes.
 func (c *connection) addOwedAssignments(sub *subscription, names *versionMap) {
 	for _, cluster := range c.owedClusters {
 		if cluster.Endpoints != "" && sub.names.has(cluster.Endpoints) {

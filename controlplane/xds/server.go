@@ -23,12 +23,13 @@ type Config struct {
 	// Identify returns the identity that a stream's peer has proved, from the stream's context. If it returns a gRPC
 	// status error, the server refuses the stream. If Identify is nil, no peer has an identity.
 	Identify func(ctx context.Context) (string, error)
-	// SendTimeout limits how long sending one response may block because the client has not read earlier data. The
+	// SendTimeout limits how long a send of one response may block because the client has not read earlier data. The
 	// server then closes the stream, and the client may reconnect. The default is 5 minutes: an Envoy that creates
-	// thousands of listeners or has a slow link needs that long, and would otherwise start over. A blocked send costs
-	// little memory, because streams share the resources. The keepalive of the connection detects dead clients.
+	// thousands of listeners or has a slow link needs that long. After a shorter timeout, it would start over. A
+	// blocked send costs little memory, because streams share the resources. The keepalive of the connection detects
+	// dead clients.
 	SendTimeout time.Duration
-	// Generators limits the number of clients for which resources are generated at the same time; default two per
+	// Generators is the number of clients for which resources are generated at the same time. The default is two per
 	// processor.
 	Generators int
 	// Admission limits new streams.
@@ -37,11 +38,11 @@ type Config struct {
 	// identity share a quarter of it.
 	Memory int64
 	// Settle is how long a stream must be quiet before the server removes outdated resources of a reconnecting client.
-	// The server must first answer the requests of the client's other types. Otherwise the client would lose a cluster
-	// to which its old routes still refer. Default 250 ms.
+	// The server must respond to the requests of the client's other types before. Otherwise the client would lose a
+	// cluster to which its old routes still refer. Default 250 ms.
 	Settle time.Duration
-	// Await limits how long the next push of a type waits for the client's ACK of the last one. Clients send ACKs
-	// immediately, except for clusters, which Envoy ACKs when all of them are warmed. Default 1 s.
+	// Await limits how long the next push of a type waits for the client's ACK of the previous response. Clients send
+	// ACKs immediately, except for clusters, which Envoy ACKs when all of them are warmed. Default 1 s.
 	Await  time.Duration
 	Logger *slog.Logger
 	// Registerer registers the metrics; nil registers none.
@@ -74,16 +75,16 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Server serves ADS in the delta and state-of-the-world variants. Each stream has one goroutine that handles its
-// requests and pushes, so that goroutines do not share the state of a client. Pushes that arrive while that goroutine
-// is busy are merged into one pending push. All methods are safe for concurrent use.
+// Server serves ADS in the delta and state-of-the-world (SotW) variants. Each stream has one goroutine that handles its
+// requests and pushes, so goroutines do not share the state of a client. Pushes that arrive while that goroutine is
+// busy are merged into one pending push. All methods are safe for concurrent use.
 type Server struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 
 	cfg             Config
 	metrics         *metrics
 	generators      chan struct{}
-	firstGenerators chan struct{} // slots of generators for first responses
+	firstGenerators chan struct{} // generator slots for first responses
 	limiter         streamLimiter
 	streams         atomic.Int64 // number of streams
 	// unauthenticatedStreams is the number of streams of clients without an identity.
@@ -94,8 +95,8 @@ type Server struct {
 	started            time.Time
 
 	pages pageCache
-	// Quotas of clients with an identity, and of clients without. They are separate, so that clients without an
-	// identity cannot use up the memory of the others.
+	// The quotas of clients with an identity, and those of clients without. They are separate, so that clients without
+	// an identity cannot use up the memory for clients with one.
 	authenticated, unauthenticated *quotas
 
 	mu          sync.Mutex
@@ -139,7 +140,7 @@ func (s *Server) RegisterTo(registrar grpc.ServiceRegistrar) {
 // Push makes state the newest state and enqueues the change for every client. It does not block.
 func (s *Server) Push(state State, change Change) { s.PushSince(state, change, time.Now()) }
 
-// PushSince is like Push, for a change that happened at a known time. Metrics measure the convergence from that time.
+// PushSince is like Push, but the time of the change is since. Metrics measure the time until convergence from then.
 func (s *Server) PushSince(state State, change Change, since time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,13 +152,13 @@ func (s *Server) PushSince(state State, change Change, since time.Time) {
 	}
 }
 
-// version returns a readable name of the newest state. The caller holds s.mu.
+// version returns a name of the newest state for display. The caller holds s.mu.
 func (s *Server) version() string {
 	return fmt.Sprintf("%s/%d", s.started.UTC().Format(time.RFC3339), s.pushes)
 }
 
-// Stop ends all streams, so that the gRPC servers can stop gracefully, and refuses new ones. The streams' error
-// requests clients to reconnect.
+// Stop ends all streams, so that the gRPC servers can stop gracefully. It makes the server refuse new streams. The
+// error of the streams makes clients reconnect.
 func (s *Server) Stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

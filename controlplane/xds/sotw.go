@@ -2,7 +2,7 @@ package xds
 
 import "slices"
 
-// handleSotw records the ACK, NACK and subscriptions of a state-of-the-world request, and responds to it.
+// handleSotw records the ACK, NACK and subscriptions of a SotW request, and responds to it.
 func (c *connection) handleSotw(r *request) error {
 	switch {
 	case isReport(r.typeURL):
@@ -14,9 +14,9 @@ func (c *connection) handleSotw(r *request) error {
 	c.mu.Lock()
 	sub, fresh := c.subscription(r.typeURL)
 	excess, invalid := sub.limitNames(r, c.availableBytes(nil), c.validName(r.typeURL))
-	excess = append(excess, invalid...) // a state-of-the-world response cannot report them as nonexistent
-	// Only the ACK or NACK of the last response contains the client's current subscription. With the nonce of an older
-	// response, a newer request is on its way.
+	excess = append(excess, invalid...) // a SotW response cannot report them as nonexistent
+	// Only the request that ACKs or NACKs the last response contains the client's current subscription. After a request
+	// with an older nonce, the client will still reply to the last response.
 	current := r.nonce == "" || (sub.last != nil && r.nonce == sub.last.nonce)
 	answer := c.settleResponse(sub, r)
 	if !fresh && !current {
@@ -41,8 +41,8 @@ func (c *connection) handleSotw(r *request) error {
 	return nil
 }
 
-// removeUnlisted unsubscribes the names that an outdated request does not list. If a later request lists such a name
-// again, the client has dropped the resource in between and waits for it.
+// removeUnlisted removes names from the subscription that an outdated request does not list. If a later request lists
+// such a name again, the client has dropped the resource in between and waits for it.
 func (s *subscription) removeUnlisted(listed []string) {
 	if impliesWildcard(s.typeURL) {
 		return
@@ -63,7 +63,7 @@ func (s *subscription) removeUnlisted(listed []string) {
 	}
 }
 
-// subscribeSotw replaces the subscription by the names that a request lists, and returns the names that are new.
+// subscribeSotw replaces the subscription by the names that a request lists. It returns the names that are new.
 func (s *subscription) subscribeSotw(r *request) (added []string, changed bool) {
 	var names versionMap
 	wildcard := slices.Contains(r.names, wildcardName) ||
@@ -89,7 +89,8 @@ func (s *subscription) subscribeSotw(r *request) (added []string, changed bool) 
 	return added, changed
 }
 
-// answerSotw sends the names of a type, or all subscribed resources if responses of the type must be complete.
+// answerSotw sends the resources with these names. If responses of the type must be complete, it sends all subscribed
+// resources.
 func (c *connection) answerSotw(sub *subscription, names []string, evenEmpty bool) error {
 	if err := c.sendClustersBefore(sub.typeURL); err != nil {
 		return err
@@ -107,8 +108,8 @@ func (c *connection) answerSotw(sub *subscription, names []string, evenEmpty boo
 }
 
 // updateSotw sends the changes of one type. If responses of the type must be complete, it sends the whole type, because
-// the client removes resources that a response does not contain. Removed clusters stay in the responses until other
-// types no longer refer to them.
+// the client removes resources that are missing in a response. Responses contain removed clusters until other types no
+// longer refer to them.
 func (c *connection) updateSotw(sub *subscription, t TypeScope) error {
 	if !impliesWildcard(sub.typeURL) {
 		d, err := c.compare(sub, t)
@@ -136,7 +137,7 @@ func (c *connection) updateSotw(sub *subscription, t TypeScope) error {
 	return c.deliver(sub, slices.Concat(want, sub.resourcesToRemove()), nil, true)
 }
 
-// resourcesToRemove returns the resources of the last full response whose removal is scheduled.
+// resourcesToRemove returns those resources of the last full response whose removal is scheduled.
 func (s *subscription) resourcesToRemove() []*Resource {
 	var leaving []*Resource
 	for _, r := range s.lastFullResponse {
@@ -147,7 +148,7 @@ func (s *subscription) resourcesToRemove() []*Resource {
 	return leaving
 }
 
-// removeSotw sends a type without the resources whose removal is scheduled.
+// removeSotw sends all resources of a type except those whose removal is scheduled.
 func (c *connection) removeSotw(sub *subscription) error {
 	want, err := c.generate(sub, sub.wildcard, sub.names.sorted())
 	if err != nil {
@@ -162,7 +163,7 @@ func (c *connection) removeSotw(sub *subscription) error {
 func (c *connection) updateNamedSotw(sub *subscription, d difference) error {
 	c.mu.Lock()
 	for _, name := range d.removed {
-		// SotW cannot express the removal; the client drops the resource together with the resources that refer to it.
+		// SotW cannot express this removal. The client drops the resource when it drops the resources that refer to it.
 		sub.removeResource(name)
 	}
 	c.mu.Unlock()

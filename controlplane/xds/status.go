@@ -11,7 +11,7 @@ import (
 
 // ClientStatus is the state of one connected client.
 type ClientStatus struct {
-	// ID consists of the node's id and the number of its stream.
+	// ID consists of the node's id and a number of the stream.
 	ID       string `json:"id"`
 	Node     string `json:"node"`
 	Address  string `json:"address"`
@@ -19,24 +19,25 @@ type ClientStatus struct {
 	// Protocol is "delta" or "sotw".
 	Protocol  string    `json:"protocol"`
 	Connected time.Time `json:"connected"`
-	// Version is the state of the mesh that the server processed last for the client.
+	// Version is the name of the newest state of the mesh that the server has processed for the client.
 	Version string `json:"version"`
-	// InSync reports whether the client has accepted all responses and no change is pending.
+	// InSync reports whether the client has accepted all responses and there is no pending change.
 	InSync bool `json:"inSync"`
 	// Pushing reports whether a change is pending for this client, or is being sent.
 	Pushing bool         `json:"pushing"`
 	Types   []TypeStatus `json:"types"`
 }
 
-// TypeStatus is the state of one type of one client.
+// TypeStatus is the state of one type for one client.
 type TypeStatus struct {
 	TypeURL string `json:"typeUrl"`
-	// Wildcard reports whether the client subscribes to all its resources; Names are the subscribed names, sorted.
+	// Wildcard reports whether the client subscribes to all its resources. Names lists the names to which it
+	// subscribes, sorted.
 	Wildcard bool     `json:"wildcard"`
 	Names    []string `json:"names,omitempty"`
-	// NamesOmitted counts the names beyond maxStatusNames, which are not listed.
+	// NamesOmitted is the number of names that are not listed because of maxStatusNames.
 	NamesOmitted int `json:"namesOmitted,omitempty"`
-	// Resources counts the client's resources.
+	// Resources is the number of resources that the client has.
 	Resources    int       `json:"resources"`
 	SentVersion  string    `json:"sentVersion,omitempty"`
 	SentNonce    string    `json:"sentNonce,omitempty"`
@@ -44,11 +45,11 @@ type TypeStatus struct {
 	AckedVersion string    `json:"ackedVersion,omitempty"`
 	AckedNonce   string    `json:"ackedNonce,omitempty"`
 	AckedAt      time.Time `json:"ackedAt,omitzero"`
-	// Unanswered counts the responses without an ACK or NACK.
+	// Unanswered is the number of responses without an ACK or NACK.
 	Unanswered int `json:"unanswered,omitempty"`
-	// Removing counts the resources whose removal is scheduled.
+	// Removing is the number of resources whose removal is scheduled.
 	Removing int `json:"removing,omitempty"`
-	// Rejected is the last rejection of resources that the client has not accepted since.
+	// Rejected is the last NACK, if the client has not accepted the rejected resources since.
 	Rejected *Rejection `json:"rejected,omitempty"`
 	// Error is the error of the last generation.
 	Error string `json:"error,omitempty"`
@@ -60,7 +61,7 @@ type Rejection struct {
 	Reason  string    `json:"reason"`
 	Nonce   string    `json:"nonce"`
 	Version string    `json:"version"`
-	// Resources are the resources of the rejected response that the reason names, or all if it names none.
+	// Resources lists the resources of the rejected response that the reason names. If it names none, it lists all.
 	Resources []string `json:"resources"`
 	// From lists the documents from which the resources were generated. The most likely cause is first.
 	From []SuspectDocument `json:"from,omitempty"`
@@ -68,7 +69,8 @@ type Rejection struct {
 	named bool // the reason contains the name of one of the resources
 }
 
-// maxStatusNames limits the names of one type in a client's status, in bytes. The names of 10,000 services fit.
+// maxStatusNames limits the size in bytes of the names of one type in a client's status. It is sufficient for the names
+// of 10,000 services.
 const maxStatusNames = 2 << 20
 
 // Clients returns the connected clients, ordered by ID.
@@ -77,7 +79,7 @@ func (s *Server) Clients() []ClientStatus {
 	return slices.AppendSeq(clients, s.EachClient())
 }
 
-// EachClient iterates over the connected clients, ordered by ID.
+// EachClient returns an iterator over the connected clients, ordered by ID.
 func (s *Server) EachClient() iter.Seq[ClientStatus] {
 	connections := s.snapshotConnections()
 	slices.SortFunc(connections, func(a, b *connection) int { return cmp.Compare(a.id, b.id) })
@@ -166,14 +168,15 @@ func (s *subscription) status() TypeStatus {
 	return st
 }
 
-// currentRejection returns the newest rejection that is still in effect, or nil. A rejection ends when the client
-// accepts all resources that the rejection names. If it names none, it ends when the client accepts any resource.
+// currentRejection returns the newest rejection that still applies, or nil. A rejection ends when the client accepts
+// all resources that the rejection names. If it names none, it ends when the client accepts any resource.
 func (s *subscription) currentRejection() *Rejection {
 	var newest *Rejection
 	var names []string
 	for name, r := range s.refused {
 		if r.by.named && !r.suspect {
-			// The resource was only in the same response as an invalid one; it is sent again with the next change.
+			// The resource was in the same response as the invalid resource, but is not named. The next change sends it
+			// again.
 			continue
 		}
 		if newest == nil || r.by.At.After(newest.At) {
@@ -195,8 +198,9 @@ func (s *subscription) currentRejection() *Rejection {
 	return &left
 }
 
-// Resources generates the resources that a connected client should have now, by type URL in Order. It includes only
-// subscribed resources. id is a ClientStatus.ID or a node's id. It waits while the client's stream is busy.
+// Resources generates the resources that a connected client should have now, by type URL in Order. It returns only
+// resources to which the client subscribes. id is a ClientStatus.ID or a node's id. Resources waits while the client's
+// stream is busy.
 func (s *Server) Resources(ctx context.Context, id string) (map[string][]*Resource, error) {
 	var found *connection
 	for _, c := range s.snapshotConnections() {
@@ -217,7 +221,7 @@ func (s *Server) Resources(ctx context.Context, id string) (map[string][]*Resour
 			}
 			wildcard, names := sub.wildcard, sub.names.sorted()
 			if routes := found.subs[RouteType]; typeURL == VirtualHostType && routes != nil {
-				// The virtual hosts are those of the client's route configurations; the client does not subscribe to
+				// These are the virtual hosts of the client's route configurations. The client does not subscribe to
 				// them by name.
 				wildcard, names = true, routes.names.sorted()
 			}

@@ -16,7 +16,7 @@ import (
 type stream interface {
 	Context() context.Context
 	protocol() string
-	// recv reads the next request. Its memory is charged to the connection's quota.
+	// recv reads the next request. The request's memory is charged to the connection's quota.
 	recv(c *connection) (*request, error)
 	send(*response) error
 }
@@ -26,42 +26,42 @@ const (
 	sotwProtocol  = "sotw"
 )
 
-// request is a request of either variant.
+// request is a request of either protocol variant.
 type request struct {
 	node        *corev3.Node
 	typeURL     string
 	nonce       string
 	errorDetail *rpcstatus.Status // set on a NACK
 
-	// resumes: the client claims resources of the type that it received on an earlier stream.
+	// resumes: the client reports resources of the type that it received on an earlier stream.
 	resumes bool
 
 	// Delta only.
 	subscribe, unsubscribe []string
 	initial                map[string]string
-	// subscribePage and initialPage are cached pages with the content of these lists. They are set if other clients
-	// have equal lists. The lists are immutable in that case.
+	// subscribePage and initialPage are cached pages with the same content as these lists. They are set if other
+	// clients have equal lists. In that case, the lists are immutable.
 	subscribePage, initialPage *versionPage
-	// State of the world only: all names that the client subscribes to.
+	// names lists all names to which the client subscribes; SotW only.
 	names []string
 
 	// release releases the request's share of the request budget. It is nil if the request has no share.
 	release func()
 }
 
-// releaseBudget is called when the request has been handled.
+// releaseBudget releases the request's share of the request budget. It is called when the request has been handled.
 func (r *request) releaseBudget() {
 	if r.release != nil {
 		r.release()
 	}
 }
 
-// response is a response of either variant. A state-of-the-world response does not list removals.
+// response is a response of either protocol variant. In SotW it does not list removals.
 type response struct {
 	typeURL, version, nonce string
 	resources               []*Resource
 	removed                 []string
-	// notFound contains requested names of virtual hosts that do not resolve. Delta only.
+	// notFound contains requested names of virtual hosts that do not resolve to a resource; delta only.
 	notFound []string
 }
 

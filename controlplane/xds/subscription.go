@@ -9,16 +9,16 @@ import (
 )
 
 const (
-	// maxOutstanding limits the stored responses without an ACK or NACK.
+	// maxOutstanding limits the number of stored responses without an ACK or NACK.
 	maxOutstanding = 512
-	// maxOutstandingNames limits the names that the responses without an ACK or NACK remove. The last response does not
-	// count: a client can request removals of arbitrary names, so it may have any number.
+	// maxOutstandingNames limits the number of names that the stored responses without an ACK or NACK remove. The last
+	// response is always stored, because a client can request the removal of any number of names.
 	maxOutstandingNames = 100_000
 	// maxRetryParts is the maximum number of responses into which the resources of a rejected response are split for a
 	// retry.
 	maxRetryParts = 8
-	// unknownVersion is the version of a resource of which the server does not know whether the client has it, as after
-	// a NACK.
+	// unknownVersion is stored as the version of a resource if the server does not know whether the client has the
+	// resource, as after a NACK.
 	unknownVersion = ""
 )
 
@@ -27,35 +27,34 @@ type subscription struct {
 	typeURL  string
 	wildcard bool
 	names    versionMap
-	// requested is set by the client's first request. The server may send an assignment after its cluster even before
-	// that.
+	// requested is true after the client's first request for the type. The server may send an assignment after its
+	// cluster even before that request.
 	requested bool
-	// namedOnce: a state-of-the-world client has listed names. From then on an empty list means no resources instead of
-	// all.
+	// namedOnce: a SotW client has listed names. From then on, an empty list selects no resources instead of all.
 	namedOnce bool
-	// known contains the client's resources. Their versions are those that were sent and not rejected, or that the
-	// client claims.
+	// known contains the client's resources. A version is the one that the server sent and the client did not reject,
+	// or the one that the client reports.
 	known versionMap
 	// refused contains the resources that the client rejected and has not accepted in any version since.
 	refused map[string]refusal
-	// removing contains scheduled removals, which are sent after the additions of all types.
+	// removing contains scheduled removals. The server sends them after the additions of all types.
 	removing map[string]struct{}
-	// generateErr is the error of the last generation, which each push retries.
+	// generateErr is the error of the last generation. Each push retries the generation.
 	generateErr error
 
 	pages            *pageCache
-	lastFullResponse []*Resource     // only for types whose state-of-the-world responses must contain all resources
+	lastFullResponse []*Resource     // only for types whose SotW responses must contain all resources
 	outstanding      []*sentResponse // responses without an ACK or NACK, oldest first
 	last             *sentResponse   // last and acked are stored without their resources to save memory
 	acked            *sentResponse
 	ackedAt          time.Time
 	rejection        *Rejection // the last rejection
-	rejectionBytes   int        // size of the names in rejection
+	rejectionBytes   int        // size in bytes of the names in rejection
 	refusals         nackBackoff
-	excessLogged     bool // excess names have been logged
+	excessLogged     bool // the excess names were already logged
 }
 
-// sentResponse is a response that was sent.
+// sentResponse describes a response that the server sent.
 type sentResponse struct {
 	nonce, version string
 	at             time.Time
@@ -67,7 +66,7 @@ type sentResponse struct {
 // refusal is a rejected version of a resource.
 type refusal struct {
 	version string
-	// alone: the response contained no other resource, so the server does not send this version again.
+	// alone: the response contained no other resource. The server therefore does not send this version again.
 	alone bool
 	// suspect: the client's reason names the resource.
 	suspect bool
@@ -78,18 +77,19 @@ func newSubscription(typeURL string, pages *pageCache) *subscription {
 	return &subscription{typeURL: typeURL, pages: pages, refused: map[string]refusal{}, removing: map[string]struct{}{}}
 }
 
-// difference contains the resources and removals that must be sent so that the client has exactly the resources that it
-// should have.
+// difference contains the resources and removals that the server must send so that the client has exactly the resources
+// that it should have.
 type difference struct {
 	send []*Resource
-	// retries contains resources that were rejected together with other resources, any of which may be the invalid one.
-	// They are sent in several parts, separate from new resources, so that the rejections isolate the invalid one.
+	// retries contains resources that the client rejected together, because one of them is invalid. The server sends
+	// them in several parts, separate from new resources. The rejections of the parts then isolate the invalid
+	// resource.
 	retries [][]*Resource
 	removed []string
 }
 
-// diff compares all resources that the client should have with those that it has. Resources with forced names are sent
-// even if the client has them.
+// diff compares all resources that the client should have with those that it has. The result contains resources with
+// forced names even if the client has them.
 func (s *subscription) diff(want []*Resource, forced versionMap) difference {
 	d, present := s.findMissing(want, forced)
 	if present < s.known.len() {
@@ -98,7 +98,7 @@ func (s *subscription) diff(want []*Resource, forced versionMap) difference {
 	return d
 }
 
-// diffOf compares only the resources in names. want contains those of them that exist.
+// diffOf compares only the resources with these names. want contains those of them that exist.
 func (s *subscription) diffOf(names []string, want []*Resource) difference {
 	d, present := s.findMissing(want, versionMap{})
 	known := 0
@@ -124,7 +124,7 @@ func (s *subscription) diffOf(names []string, want []*Resource) difference {
 	return d
 }
 
-// selectSubscribed returns the names that the client subscribes to, sorted and without duplicates.
+// selectSubscribed returns those of the names to which the client subscribes, sorted and without duplicates.
 func (s *subscription) selectSubscribed(names []string) []string {
 	var out []string
 	for _, name := range names {
@@ -136,8 +136,8 @@ func (s *subscription) selectSubscribed(names []string) []string {
 	return slices.Compact(out)
 }
 
-// findMissing returns the resources of want that have to be sent, and the number of resources that the client has in
-// any version. The caller must not modify d.send, which may alias want.
+// findMissing returns the resources of want that the server must send, and the number of those that the client has in
+// any version. The caller must not modify d.send, which may share memory with want.
 func (s *subscription) findMissing(want []*Resource, forced versionMap) (d difference, present int) {
 	if s.known.len() == 0 && len(s.refused) == 0 {
 		d.send = slices.Clip(want)
@@ -192,8 +192,8 @@ func splitResources(resources []*Resource, n int) [][]*Resource {
 	return slices.Collect(slices.Chunk(resources, size))
 }
 
-// record records a response that is about to be sent. full: the client removes all its resources that the response does
-// not contain.
+// record records a response that the server is about to send. If full is true, the client removes all its resources
+// that are not in the response.
 func (s *subscription) record(r *response, full bool) *sentResponse {
 	b := &sentResponse{nonce: r.nonce, version: r.version, at: time.Now(), resources: r.resources, removed: r.removed}
 	if full {
@@ -217,7 +217,7 @@ func (s *subscription) record(r *response, full bool) *sentResponse {
 	return b
 }
 
-// trimOutstanding drops the oldest responses beyond the limits, for clients that send no ACKs.
+// trimOutstanding drops the oldest stored responses beyond the limits, because some clients send no ACKs.
 func (s *subscription) trimOutstanding() {
 	names, last := 0, len(s.outstanding)-1
 	for i, b := range slices.Backward(s.outstanding) {
@@ -233,15 +233,15 @@ func (b *sentResponse) withoutResources() *sentResponse {
 	return &sentResponse{nonce: b.nonce, version: b.version, at: b.at}
 }
 
-// removeResource removes a resource that the client no longer has or subscribes to.
+// removeResource removes a resource from known. The client no longer has it, or no longer subscribes to it.
 func (s *subscription) removeResource(name string) {
 	s.known.remove(name)
 	delete(s.refused, name)
 	delete(s.removing, name)
 }
 
-// takeOutstanding removes and returns the outstanding response with the nonce, or returns nil. It also drops older
-// responses: clients send ACKs in order, so they will not ACK these any more.
+// takeOutstanding removes and returns the stored response with the nonce, or returns nil if there is none. It also
+// drops older responses: clients send ACKs in order, so they will not ACK these any more.
 func (s *subscription) takeOutstanding(nonce string) *sentResponse {
 	for i, b := range s.outstanding {
 		if b.nonce == nonce {
@@ -258,7 +258,7 @@ func (s *subscription) ack(b *sentResponse) {
 		s.clearRefusals(b.resources)
 	}
 	for _, name := range b.removed {
-		// The version is unknown since an earlier NACK, and the server has sent none since.
+		// The version is unknown because of an earlier NACK, and the server has sent none since.
 		if version, _ := s.known.get(name); version == unknownVersion {
 			s.removeResource(name)
 		}
@@ -312,7 +312,7 @@ func (s *subscription) nack(b *sentResponse, reason string) *Rejection {
 }
 
 // maxReason limits the length of the reason that is stored for a rejection. Envoy's reason names each rejected
-// resource, and quotes errors of filters, which may be as long as their configuration.
+// resource, and quotes errors of filters. Such an error may be as long as the filter's configuration.
 const maxReason = 16 << 10
 
 // truncateReason shortens a reason to maxReason bytes.
@@ -344,7 +344,7 @@ func isNameByte(b byte) bool {
 		'0' <= b && b <= '9' || 'a' <= b && b <= 'z' || 'A' <= b && b <= 'Z'
 }
 
-// versionsOf iterates over the names and versions of resources.
+// versionsOf returns an iterator over the names and versions of resources.
 func versionsOf(resources []*Resource) iter.Seq2[string, string] {
 	return func(yield func(string, string) bool) {
 		for _, r := range resources {

@@ -12,9 +12,9 @@ import (
 	"weak"
 )
 
-// versionMap maps resource names to versions; without versions it is a set of names. The maps of the clients of one
-// mesh are mostly equal. A map therefore consists of an immutable page that several maps share, and its own overrides.
-// A thousand clients use little more memory than one. The zero value is empty.
+// versionMap maps resource names to versions. If the versions are empty, it is a set of names. In one mesh, the maps of
+// most clients are equal. A map therefore consists of an immutable page that several maps share, and its own overrides.
+// The maps of a thousand clients then use little more memory than one map. The zero value is an empty map.
 type versionMap struct {
 	shared    *versionPage
 	overrides map[string]override
@@ -22,16 +22,16 @@ type versionMap struct {
 	bytes     int // size of all names and versions, plus nameCost for each entry
 	// overrideBytes is the size of the overrides, including removed names.
 	overrideBytes int
-	sum           uint64 // sum of the hashes of all entries, so it does not depend on their order
+	sum           uint64 // sum of the hashes of all entries, which does not depend on their order
 }
 
-// override is an entry of a map that differs from the page.
+// override is an entry of a map that differs from the shared page.
 type override struct {
 	version string
 	removed bool
 }
 
-// versionPage is the shared content of several version maps. It is immutable.
+// versionPage is the content that several version maps share. It is immutable.
 type versionPage struct {
 	versions map[string]string
 	names    []string // sorted
@@ -48,14 +48,15 @@ type pageCache struct {
 const (
 	// pageSize is the minimum number of entries of a page.
 	pageSize = 64
-	// pageShare: when the overrides exceed the fraction 1/pageShare of a map, its entries are moved to a new page.
+	// pageShare: when the overrides exceed the fraction 1/pageShare of a map, the map's entries are moved to a new
+	// page.
 	pageShare = 8
 )
 
 var hashSeed = maphash.MakeSeed()
 
-// hashEntry returns the hash of an entry. It mixes name and version, so that the sum changes if two names exchange
-// their versions.
+// hashEntry returns the hash of an entry. Name and version are hashed together, so that the sum changes if two names
+// exchange their versions.
 func hashEntry(name, version string) uint64 {
 	h := maphash.String(hashSeed, name) + bits.RotateLeft64(maphash.String(hashSeed, version), 29)
 	h = (h ^ h>>32) * 0xd6e8feb86659fd93
@@ -99,8 +100,8 @@ func (l *versionMap) set(name, version string) {
 	l.setOverride(name, override{version: version})
 }
 
-// addAll adds n entries with distinct names. If the map is empty and a cached page has the same entries, as for most
-// clients of a mesh, the map shares that page and allocates nothing.
+// addAll adds n entries with distinct names. If the map is empty and a cached page has the same entries, the map shares
+// that page and allocates nothing. This is the case for most clients of a mesh.
 func (l *versionMap) addAll(p *pageCache, n int, all iter.Seq2[string, string]) {
 	if l.size > 0 || n < pageSize {
 		for name, version := range all {
@@ -122,19 +123,19 @@ func (l *versionMap) addAll(p *pageCache, n int, all iter.Seq2[string, string]) 
 	}
 }
 
-// share sets an empty map to the content of a page.
+// share makes an empty map use the content of a page.
 func (l *versionMap) share(p *versionPage) {
 	*l = versionMap{shared: p, size: len(p.versions), bytes: p.bytes, sum: p.sum}
 }
 
-// copy returns a copy that can be modified independently.
+// copy returns an independent copy of the map.
 func (l *versionMap) copy() versionMap {
 	c := *l
 	c.overrides = maps.Clone(l.overrides)
 	return c
 }
 
-// withoutVersions iterates over names with empty versions.
+// withoutVersions returns an iterator over names with empty versions.
 func withoutVersions(names []string) iter.Seq2[string, string] {
 	return func(yield func(string, string) bool) {
 		for _, name := range names {
@@ -162,8 +163,8 @@ func (l *versionMap) removeOverride(name string) {
 	}
 }
 
-// cloneStrings copies the strings of the overrides, because these may be substrings of a large request that could
-// otherwise not be freed.
+// cloneStrings copies the strings of the overrides. They may be substrings of a large request, and a reference to them
+// would prevent that the request's memory is freed.
 func (l *versionMap) cloneStrings() {
 	own := l.overrides
 	l.overrides = make(map[string]override, len(own))
@@ -190,7 +191,7 @@ func (l *versionMap) remove(name string) {
 	l.removeOverride(name)
 }
 
-// all iterates over names and versions. The caller may remove names during the iteration after they were yielded.
+// all iterates over names and versions. During the iteration, the caller may remove names that were already yielded.
 func (l *versionMap) all(yield func(name, version string) bool) {
 	if l.shared != nil {
 		for name, version := range l.shared.versions {
@@ -206,7 +207,7 @@ func (l *versionMap) all(yield func(name, version string) bool) {
 	}
 }
 
-// sorted returns the names in order. The caller must not modify the slice.
+// sorted returns the names, sorted. The caller must not modify the slice.
 func (l *versionMap) sorted() []string {
 	if len(l.overrides) == 0 {
 		if l.shared == nil {
@@ -254,7 +255,7 @@ func (p *versionPage) hasExactly(n int, all iter.Seq2[string, string]) bool {
 	return true
 }
 
-// findOrCreate returns the cached page with the map's content, and creates it if needed.
+// findOrCreate returns the cached page with the map's content, and creates it if necessary.
 func (p *pageCache) findOrCreate(l *versionMap) *versionPage {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -270,15 +271,15 @@ func (p *pageCache) findOrCreate(l *versionMap) *versionPage {
 	return made
 }
 
-// newPage copies a map to a page with one new string, because the map's strings may be substrings of large requests
-// that could otherwise not be freed.
+// newPage copies a map to a page. All strings of the page are parts of one new string. The map's own strings may be
+// substrings of large requests, and a reference to them would prevent that the requests' memory is freed.
 func newPage(l *versionMap) *versionPage {
 	made := &versionPage{versions: make(map[string]string, l.size), names: make([]string, 0, l.size), bytes: l.bytes, sum: l.sum}
 	var text strings.Builder
 	text.Grow(l.bytes - l.size*nameCost)
 	add := func(part string) string {
 		from := text.Len()
-		text.WriteString(part) // does not reallocate, because Grow reserved the space
+		text.WriteString(part) // WriteString does not reallocate, because Grow reserved the space
 		return text.String()[from:]
 	}
 	for name, version := range l.all {

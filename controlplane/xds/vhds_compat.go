@@ -8,18 +8,19 @@ import (
 // This file works around a defect of Envoy 1.37 to 1.39. If a route configuration changes from VHDS to inline virtual
 // hosts, Envoy leaks its VHDS subscription. After the listeners that refer to the route configuration are removed, the
 // next VHDS response for its name crashes Envoy, even one with only removals. Such a change happens only if the client
-// was connected to another control plane in between. The server detects this from the client's claims: route
-// configurations without vhdsVersionSuffix, or virtual hosts of route configurations that the client does not have. The
-// server then sends inline virtual hosts and no VHDS responses. The client continues to claim its old virtual hosts, so
-// the server detects it again at each reconnect, whether or not the client still has route configurations. One case
-// cannot be detected: a client that had no virtual hosts before the change, and whose route configuration was removed.
+// was connected to another control plane in between. The server detects this from the resources that the client
+// reports: route configurations without vhdsVersionSuffix, or virtual hosts of route configurations that the client
+// does not have. The server then sends inline virtual hosts and no VHDS responses. The client continues to report its
+// old virtual hosts. The server therefore detects it again at each reconnect, whether or not the client still has route
+// configurations. One case cannot be detected: the client had no virtual hosts before the change, and its route
+// configuration was removed since.
 
-// vhdsVersionSuffix marks the version of each route configuration for a client that supports VHDS, even if its virtual
-// hosts are inline. provisionalSuffix follows it.
+// vhdsVersionSuffix is a suffix of the version of each route configuration for a client that supports VHDS, even if its
+// virtual hosts are inline. Only provisionalSuffix may follow it.
 const vhdsVersionSuffix = "+"
 
-// checkVHDSClient checks the claims of a first request for route configurations or virtual hosts, and disables VHDS if
-// needed. A reconnecting client requests route configurations first, if it requests any.
+// checkVHDSClient checks the resources that a client reports in its first request for route configurations or virtual
+// hosts. It disables VHDS if necessary. A reconnecting client requests route configurations first, if it requests any.
 func (c *connection) checkVHDSClient(r *request) error {
 	if sub, ok := c.subs[r.typeURL]; ok && sub.requested || c.vhdsDisabled {
 		return nil
@@ -44,7 +45,8 @@ func (c *connection) checkVHDSClient(r *request) error {
 	return c.disableVHDS()
 }
 
-// disableVHDS switches this stream to inline virtual hosts, and replaces the route configurations already sent on it.
+// disableVHDS switches this stream to inline virtual hosts. It replaces the route configurations that were already sent
+// on it.
 func (c *connection) disableVHDS() error {
 	if c.hooks.DisableVHDS == nil || !c.hooks.DisableVHDS() {
 		return nil

@@ -9,26 +9,28 @@ import (
 // With VHDS, the virtual hosts of a route configuration are separate resources, so that one virtual host can change
 // without the others. Envoy subscribes once, for all its route configurations. The server derives the virtual hosts to
 // send from the route configurations that it has sent. Envoy accepts virtual hosts of unknown route configurations,
-// drops them, and nevertheless claims them when it reconnects. The server therefore sends virtual hosts only after
+// drops them, and nevertheless reports them when it reconnects. The server therefore sends virtual hosts only after
 // their route configuration, and removes them when the client unsubscribes from it. A route configuration that is new
 // to a client has a provisional version until its virtual hosts are accepted. The server then sends it once more with
 // its final version, which changes nothing in Envoy. A client that reconnects with the provisional version may lack the
-// virtual hosts that it claims, so the server sends them again.
+// virtual hosts that it reports, so the server sends them again.
 
-// provisionalSuffix marks a provisional version.
+// provisionalSuffix is the suffix of a provisional version.
 const provisionalSuffix = "~"
 
-// vhdsState is a client's state of the route configurations that use VHDS.
+// vhdsState is the state of one client's route configurations that use VHDS.
 type vhdsState struct {
 	routes map[string]bool // route configurations that were generated for the client with VHDS
-	// Route configurations whose virtual hosts were sent, or which the client has from an earlier stream.
+	// sentRoutes contains the route configurations whose virtual hosts were sent, or which the client has from an
+	// earlier stream.
 	sentRoutes map[string]bool
-	// Route configurations that were new to the client when they were sent, so that it has no virtual hosts for them.
+	// newRoutes contains the route configurations that were new to the client when they were sent. The client had no
+	// virtual hosts for them.
 	newRoutes map[string]bool
 	// accepted contains the route configurations that the client has in some version, with their earlier virtual hosts.
-	// claimed contains the versions that a reconnecting client claims. A version that this server does not know may be
-	// from another control plane and contain inline virtual hosts. Those have replaced the virtual hosts that Envoy
-	// still claims.
+	// claimed contains the versions that a reconnecting client reports. If this server does not know a version, it may
+	// be from another control plane and contain inline virtual hosts. Those have then replaced the virtual hosts that
+	// Envoy still reports.
 	accepted map[string]bool
 	claimed  map[string]string
 	// provisional contains the route configurations with a provisional version.
@@ -41,8 +43,8 @@ func newVHDSState() vhdsState {
 	}
 }
 
-// SplitVirtualHostName splits the name of a virtual host's resource at its last slash, into the route configuration and
-// the virtual host. Without a slash, route is empty.
+// SplitVirtualHostName splits the name of a virtual host's resource at its last slash. It returns the names of the
+// route configuration and of the virtual host. If there is no slash, route is empty.
 func SplitVirtualHostName(name string) (route, host string) {
 	i := strings.LastIndexByte(name, '/')
 	return name[:max(0, i)], name[i+1:]
@@ -53,7 +55,7 @@ func routeOf(name string) string {
 	return route
 }
 
-// addGenerated records which generated route configurations use VHDS.
+// addGenerated records which of the generated route configurations use VHDS.
 func (a *vhdsState) addGenerated(routes []*Resource) {
 	for _, r := range routes {
 		if !r.UsesVHDS {
@@ -68,7 +70,8 @@ func (a *vhdsState) addGenerated(routes []*Resource) {
 	}
 }
 
-// prepareRoute records that a route configuration is sent, and returns it with the version to send.
+// prepareRoute records that the server sends a route configuration. It returns the route configuration with the version
+// to send.
 func (a *vhdsState) prepareRoute(r *Resource) *Resource {
 	if !r.UsesVHDS {
 		return r
@@ -83,12 +86,12 @@ func (a *vhdsState) prepareRoute(r *Resource) *Resource {
 	return &Resource{Name: r.Name, Version: r.Version + provisionalSuffix, Body: r.Body, UsesVHDS: true}
 }
 
-// addClaims records the route configurations that a reconnecting client claims.
+// addClaims records the route configurations that a reconnecting client reports.
 func (a *vhdsState) addClaims(versions map[string]string) { maps.Copy(a.claimed, versions) }
 
 // resetRefused records that the client rejected route configurations. If the client has no earlier version of one of
-// them, it dropped the virtual hosts that followed. The server must send these again after the next version, which may
-// already be on its way.
+// them, it dropped the virtual hosts that the server sent afterwards. The server must send these again after the next
+// version, even if that version was already sent.
 func (a *vhdsState) resetRefused(routes []*Resource) {
 	for _, r := range routes {
 		if !a.accepted[r.Name] {
@@ -122,7 +125,7 @@ func (c *connection) virtualHosts() *subscription {
 }
 
 // answerHosts responds to a request for virtual hosts. The first request subscribes to the virtual hosts of all route
-// configurations. A reconnecting client also lists the names that it requested on demand.
+// configurations. The first request of a reconnecting client also lists the names that the client requested on demand.
 func (c *connection) answerHosts(sub *subscription, a newSubscriptions, fresh bool) error {
 	onDemand := c.addOnDemandNames(a.names.sorted())
 	switch {
@@ -134,8 +137,8 @@ func (c *connection) answerHosts(sub *subscription, a newSubscriptions, fresh bo
 	if err := c.followRoutes(); err != nil {
 		return err
 	}
-	// The other claimed virtual hosts may belong to route configurations that the client has not requested yet on this
-	// stream.
+	// The other virtual hosts that the client reports may belong to route configurations that it has not requested yet
+	// on this stream.
 	var unassigned []string
 	for name := range sub.known.all {
 		if !c.vhds.sentRoutes[routeOf(name)] {
@@ -150,8 +153,8 @@ func (c *connection) answerHosts(sub *subscription, a newSubscriptions, fresh bo
 	return nil
 }
 
-// followRoutes sends and removes virtual hosts according to the route configurations that the client has and subscribes
-// to.
+// followRoutes sends and removes virtual hosts, according to the route configurations that the client has and those to
+// which it subscribes.
 func (c *connection) followRoutes() error {
 	hosts, routes := c.virtualHosts(), c.subs[RouteType]
 	if hosts == nil || routes == nil || c.stream.protocol() != deltaProtocol {
@@ -165,7 +168,7 @@ func (c *connection) followRoutes() error {
 		}
 	}
 	c.clearUnusedRefusals(hosts, routes)
-	if err := c.resolveOnDemandNames(); err != nil { // must precede the responses to names that wait
+	if err := c.resolveOnDemandNames(); err != nil { // must precede the responses to waiting names
 		return err
 	}
 	for _, route := range routes.names.sorted() {
@@ -179,9 +182,9 @@ func (c *connection) followRoutes() error {
 	return c.answerOnDemand(hosts)
 }
 
-// clearUnusedRefusals forgets refusals and resources of unknown version that belong to route configurations that the
-// client no longer uses. If the client subscribes to such a route configuration again, it receives all its virtual
-// hosts.
+// clearUnusedRefusals deletes the refusals and the resources of unknown version that belong to route configurations
+// that the client no longer uses. If the client subscribes to such a route configuration again, it then receives all
+// its virtual hosts.
 func (c *connection) clearUnusedRefusals(hosts, routes *subscription) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -201,8 +204,8 @@ func (c *connection) clearUnusedRefusals(hosts, routes *subscription) {
 	}
 }
 
-// removeVirtualHosts removes the virtual hosts of a route configuration that the client no longer has. Envoy still
-// claims them.
+// removeVirtualHosts removes the virtual hosts of a route configuration that the client no longer has. Envoy would
+// otherwise continue to report them.
 func (c *connection) removeVirtualHosts(hosts *subscription, route string) error {
 	delete(c.vhds.sentRoutes, route)
 	delete(c.vhds.newRoutes, route)
@@ -221,7 +224,8 @@ func (c *connection) sendVirtualHosts(hosts *subscription, route string) error {
 	for _, name := range known {
 		// The removal was scheduled while the client's version of the route configuration was unknown.
 		delete(hosts.removing, name)
-		if c.vhds.newRoutes[route] { // send the virtual host, or report it as nonexistent, even if the client claims it
+		// The client waits for these, so send or remove the virtual host even if the client reports it.
+		if c.vhds.newRoutes[route] {
 			hosts.known.set(name, unknownVersion)
 			delete(hosts.refused, name)
 		}
@@ -235,8 +239,8 @@ func (c *connection) sendVirtualHosts(hosts *subscription, route string) error {
 	return c.deliverHosts(hosts, hosts.diffOf(known, want))
 }
 
-// confirmRoutes sends route configurations with their final version, once the client has accepted or rejected all their
-// virtual hosts.
+// confirmRoutes sends route configurations with their final version. It does so when the client has accepted or
+// rejected all their virtual hosts.
 func (c *connection) confirmRoutes(hosts *subscription, answer *sentResponse) error {
 	unanswered := map[string]bool{}
 	for _, b := range hosts.outstanding {
@@ -270,7 +274,7 @@ func (b *sentResponse) routeNames() map[string]bool {
 	return routes
 }
 
-// updateHosts sends the virtual hosts within scope t that the client lacks.
+// updateHosts sends the virtual hosts in scope t that the client lacks.
 func (c *connection) updateHosts(t TypeScope) error {
 	hosts := c.virtualHosts()
 	if hosts == nil {
@@ -298,9 +302,9 @@ func (c *connection) updateHosts(t TypeScope) error {
 	return c.deliverHosts(hosts, hosts.diffOf(names, want))
 }
 
-// deliverHosts sends one response for each route configuration. Envoy rejects a response as a whole. It also checks the
-// domains of each route configuration together, so a domain that moves from one virtual host to another must be in one
-// response.
+// deliverHosts sends one response for each route configuration, because Envoy rejects a response as a whole. All
+// virtual hosts of a route configuration are in one response, because Envoy checks their domains together. A domain may
+// move from one virtual host to another.
 func (c *connection) deliverHosts(hosts *subscription, d difference) error {
 	if d.hasSingleRoute() {
 		if err := c.deliver(hosts, d.send, d.removed, false); err != nil {
@@ -358,8 +362,8 @@ func (c *connection) handleHostsAnswer(hosts *subscription, answer *sentResponse
 	return c.confirmRoutes(hosts, answer)
 }
 
-// retryHosts immediately sends the valid virtual hosts of a rejected response again, in parts, because the invalid one
-// has blocked all virtual hosts of its route configuration.
+// retryHosts immediately sends the valid virtual hosts of a rejected response again, in parts. The invalid one has
+// blocked all virtual hosts of its route configuration.
 func (c *connection) retryHosts(hosts *subscription, refused *sentResponse) error {
 	for _, route := range mapKeys(refused.routeNames()) {
 		if !c.vhds.sentRoutes[route] {
@@ -376,7 +380,7 @@ func (c *connection) retryHosts(hosts *subscription, refused *sentResponse) erro
 	return nil
 }
 
-// knownHosts returns the client's virtual hosts of a route configuration, sorted.
+// knownHosts returns the virtual hosts of a route configuration that the client has, sorted.
 func (s *subscription) knownHosts(route string) []string {
 	var names []string
 	for _, name := range s.known.sorted() {
