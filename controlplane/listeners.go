@@ -103,6 +103,7 @@ func (s *Server) openPorts() error {
 		}
 		*p.to = opened
 	}
+	s.reservePorts(l)
 	s.limitConnections(l)
 	l.grpcPlain = newGRPC(nil)
 	l.grpcSecure = newGRPC(meshCredentials{credentials.NewTLS(s.authority.ServerTLS(s.cfg.Address)), s.authority}, grpc.ChainStreamInterceptor(s.streams.intercept))
@@ -138,6 +139,20 @@ func (c Config) hostAddress() listenAddress {
 		return listenAddress{net.Listen, c.HostAddress}
 	}
 	return listenAddress{c.Listen, c.Address}
+}
+
+// reservePorts adds the ports that are open on loopback to those that documents must not use. It must be called before the first
+// snapshot is built.
+func (s *Server) reservePorts(l *listeners) {
+	add := func(to *[]uint32, ports ...*port) {
+		for _, p := range ports {
+			if p != nil && (p.addr.Addr().IsLoopback() || p.addr.Addr().IsUnspecified()) {
+				*to = append(*to, uint32(p.addr.Port()))
+			}
+		}
+	}
+	add(&s.cfg.Endpoints.PlaintextPorts, l.plain, l.monitoring)
+	add(&s.cfg.Endpoints.TLSPorts, l.secure, l.tokens)
 }
 
 // plainPort returns the number of the plaintext xDS port. Its clients are unauthenticated, so by default the port is

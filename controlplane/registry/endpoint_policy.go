@@ -23,6 +23,9 @@ type EndpointPolicy struct {
 	DenyUnix []string
 	// AllowNetworks lists networks of loopback or link-local addresses to which gateways may connect.
 	AllowNetworks []netip.Prefix
+	// PlaintextPorts and TLSPorts are the control plane's ports on loopback, in addition to the default ones. No proxy connects
+	// to them on its own machine, nor to PlaintextPorts of a host name.
+	PlaintextPorts, TLSPorts []uint32
 }
 
 // Check returns an error if a path of the policy is not absolute and clean.
@@ -69,19 +72,20 @@ var authenticatedPorts = []uint32{15012, 15016}
 
 // ReservedPorts returns the ports of host names to which proxies do not connect, sorted.
 func (o Options) ReservedPorts() []uint32 {
-	ports := slices.Concat(reservedPorts, []uint32{o.AdminPort, o.StatusPort})
+	ports := slices.Concat(reservedPorts, []uint32{o.AdminPort, o.StatusPort}, o.Endpoints.plaintextPorts())
 	slices.Sort(ports)
 	return slices.DeleteFunc(slices.Compact(ports), func(port uint32) bool { return !o.isReservedForNames(port) })
 }
 
 func (o Options) isReserved(port uint32) bool {
-	return port != 0 && (slices.Contains(reservedPorts, port) || port == o.AdminPort || port == o.StatusPort)
+	return port != 0 && (slices.Contains(reservedPorts, port) || port == o.AdminPort || port == o.StatusPort ||
+		slices.Contains(o.Endpoints.plaintextPorts(), port) || slices.Contains(o.Endpoints.tlsPorts(), port))
 }
 
 // isReservedForNames reports whether proxies do not connect to this port of a host name. The proxy's resolver could
 // return a loopback address for the name, which the control plane cannot detect.
 func (o Options) isReservedForNames(port uint32) bool {
-	return o.isReserved(port) && !slices.Contains(authenticatedPorts, port)
+	return o.isReserved(port) && !slices.Contains(authenticatedPorts, port) && !slices.Contains(o.Endpoints.tlsPorts(), port)
 }
 
 // Refusal returns the reason for which proxies do not connect to an endpoint. The endpoint is a unix socket
@@ -187,6 +191,20 @@ func classifyName(name string) addressKind {
 		return sameMachine
 	}
 	return remote
+}
+
+func (p *EndpointPolicy) plaintextPorts() []uint32 {
+	if p == nil {
+		return nil
+	}
+	return p.PlaintextPorts
+}
+
+func (p *EndpointPolicy) tlsPorts() []uint32 {
+	if p == nil {
+		return nil
+	}
+	return p.TLSPorts
 }
 
 func (p *EndpointPolicy) allowsNetwork(addr netip.Addr) bool {

@@ -110,6 +110,18 @@ func TestThePortsOfTheMeshConfigurationAreReserved(t *testing.T) {
 	if r := (Options{AdminPort: 16000}).Refusal("app.example.com", 16000); !r.AppliesToAll() {
 		t.Error("the mesh's admin port is allowed for a name")
 	}
+	plane := Options{Endpoints: &EndpointPolicy{PlaintextPorts: []uint32{18014}, TLSPorts: []uint32{18012}}}
+	for _, endpoint := range []string{"127.0.0.1:18014", "127.0.0.1:18012"} {
+		if r := plane.RefuseOwn(endpoint); r.Reason == "" {
+			t.Errorf("the control plane's port %s is allowed", endpoint)
+		}
+	}
+	if r := plane.Refusal("app.example.com", 18014); !r.AppliesToAll() {
+		t.Error("the control plane's plaintext port is allowed for a name")
+	}
+	if r := plane.Refusal("plane.example.com", 18012); r.Reason != "" {
+		t.Errorf("a TLS port is refused for a name: %s", r.Message())
+	}
 	if r := (Options{}).RefuseOwn("127.0.0.1:8080"); r.Reason != "" {
 		t.Errorf("an application's port is refused: %s", r.Message())
 	}

@@ -42,6 +42,7 @@ type sharedEdge struct {
 	ns      *testns.Namespace
 	dir     string
 	hosts   string // the gateway's /etc/hosts; empty for the machine's
+	plane   string // address of the control plane
 	sites   *testpki.Authority
 	log     *testenv.Buffer // of the control plane
 	gateway <-chan struct{} // closed when the agent has ended
@@ -78,7 +79,15 @@ func startEdge(t testing.TB, documents func(dir string) string, hosts ...string)
 // startEdgePlane is like startEdge, without the gateway.
 func startEdgePlane(t testing.TB, documents func(dir string) string, hosts ...string) *sharedEdge {
 	t.Helper()
-	e := &sharedEdge{t: t, ns: testns.New(t), sites: testpki.New(t, "sites")}
+	e := newEdge(t, documents, hosts...)
+	e.startPlane()
+	return e
+}
+
+// newEdge is like startEdgePlane, without the control plane.
+func newEdge(t testing.TB, documents func(dir string) string, hosts ...string) *sharedEdge {
+	t.Helper()
+	e := &sharedEdge{t: t, ns: testns.New(t), sites: testpki.New(t, "sites"), plane: edgePlane}
 	var err error
 	if e.dir, err = os.MkdirTemp("/tmp", "pf-edge-"); err != nil { // short, since sockets are in it
 		t.Fatal(err)
@@ -101,7 +110,6 @@ func startEdgePlane(t testing.TB, documents func(dir string) string, hosts ...st
 		e.write("hosts", strings.Join(hosts, "\n")+"\n")
 	}
 	e.write("mesh.yaml", "accessLogFile: /dev/stdout\n")
-	e.startPlane()
 	return e
 }
 
@@ -115,13 +123,14 @@ func (e *sharedEdge) write(name, text string) {
 	}
 }
 
-func (e *sharedEdge) startPlane() {
+// startPlane starts the control plane at the edge's address, with further flags.
+func (e *sharedEdge) startPlane(flags ...string) {
 	e.t.Helper()
-	cmd := exec.Command(testenv.Bin(e.t, "pilotfish"), "control-plane", "--config-dir", e.path("config"), "--state-dir", e.path("state"),
-		"--address", edgePlane, "--port", "-2", "--token-port", "-2", "--allow-unix-endpoints", e.path("apps"), "--mesh-config", e.path("mesh.yaml"))
+	cmd := exec.Command(testenv.Bin(e.t, "pilotfish"), append([]string{"control-plane", "--config-dir", e.path("config"), "--state-dir", e.path("state"),
+		"--address", e.plane, "--port", "-2", "--token-port", "-2", "--allow-unix-endpoints", e.path("apps"), "--mesh-config", e.path("mesh.yaml")}, flags...)...)
 	e.log, _ = e.ns.Start(e.t, cmd)
 	testenv.Eventually(e.t, "the control plane serves", func() error {
-		conn, err := e.dial(e.t.Context(), edgePlane+":15012")
+		conn, err := e.dial(e.t.Context(), e.plane+":15012")
 		if err != nil {
 			return err
 		}
@@ -148,7 +157,7 @@ func (e *sharedEdge) startProxy(role, folder, name, address string, env ...strin
 	} {
 		e.write(folder+"/"+path, text)
 	}
-	proxyConfig, err := json.Marshal(map[string]any{"discoveryAddress": edgePlane + ":15012", "concurrency": 1})
+	proxyConfig, err := json.Marshal(map[string]any{"discoveryAddress": e.plane + ":15012", "concurrency": 1})
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -160,7 +169,7 @@ func (e *sharedEdge) startProxy(role, folder, name, address string, env ...strin
 	cmd.Dir = e.path(folder)
 	cmd.Env = []string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + e.dir, "INSTANCE_IP=" + address, "POD_NAME=" + name, "POD_NAMESPACE=" + name, "SERVICE_ACCOUNT=" + name,
-		"PROXY_CONFIG=" + string(proxyConfig), "CA_ADDR=" + edgePlane + ":15012", "ECC_SIGNATURE_ALGORITHM=ECDSA", "ENVOY_PATH=" + testenv.Envoy(e.t),
+		"PROXY_CONFIG=" + string(proxyConfig), "CA_ADDR=" + e.plane + ":15012", "ECC_SIGNATURE_ALGORITHM=ECDSA", "ENVOY_PATH=" + testenv.Envoy(e.t),
 	}
 	cmd.Env = append(cmd.Env, env...)
 	var ended <-chan struct{}

@@ -38,6 +38,12 @@ var endpointControlPlaneAttacks = []attack{{
 	limit:    "401: no configuration of another namespace",
 	service:  "the gateway has its certificate and configuration",
 	run:      attackDebugPages,
+}, {
+	name:     "a tenant's endpoints lead proxies of root to a monitoring port that a flag changed",
+	position: tenant,
+	limit:    "no connection: 503, by DNS name through a gateway and by address through a sidecar, and a finding",
+	service:  "the gateway serves names of other machines, and the sidecar the application",
+	run:      attackChangedPort,
 }}
 
 func attackControlPlane(t *testing.T) {
@@ -124,4 +130,46 @@ func attackDebugPages(t *testing.T) {
 			t.Errorf("/debug/%s is answered with %d: %.300s", page, code, body)
 		}
 	}
+}
+
+// changedPort is the control plane's monitoring port. Its debug pages need no credentials from root over loopback.
+const changedPort = 18014
+
+func attackChangedPort(t *testing.T) {
+	start := func(t *testing.T, documents string, hosts ...string) *sharedEdge {
+		e := newEdge(t, func(string) string { return documents }, hosts...)
+		e.plane = "127.0.0.1"
+		e.startPlane("--monitoring-port", fmt.Sprint(changedPort))
+		return e
+	}
+	t.Run("through a gateway by name", func(t *testing.T) {
+		pages := strings.Replace(namedEntry("pages", "pages."+loopbackName, "DNS", changedPort, ""), "http: [{", "http: [{rewrite: {authority: localhost}, ", 1)
+		e := start(t, pages+namedEntry("shop", shopName, "DNS", 8080, ""), "127.0.0.1 pages."+loopbackName, edgeShop+" "+shopName)
+		e.serve("tcp", edgeShop+":8080", "the shop")
+		e.gateway = e.startProxy("router", "gw", "edge", edgeGateway)
+		testenv.Eventually(t, "the shop is served", func() error {
+			if code, body := e.request(t, http.MethodGet, "https://shop.tenant.example/"); code != http.StatusOK || body != "the shop" {
+				return fmt.Errorf("%d %q", code, body)
+			}
+			return nil
+		})
+		e.requireRefused(t, http.MethodGet, "pages", "/debug/configz")
+		awaitLog(t, e.log, "PF0112", "ServiceEntry tenant/pages", fmt.Sprint(changedPort))
+	})
+	t.Run("through a sidecar by address", func(t *testing.T) {
+		e := start(t, fmt.Sprintf(`apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: pod, namespace: tenant}
+spec:
+  workloadSelector: {labels: {app: tenant}}
+  ingress:
+  - {port: {number: 9001, protocol: HTTP, name: pages}, bind: %[1]s, captureMode: NONE, defaultEndpoint: '127.0.0.1:%[2]d'}
+  - {port: {number: 9008, protocol: HTTP, name: application}, bind: %[1]s, captureMode: NONE, defaultEndpoint: '127.0.0.1:8080'}
+`, edgePod, changedPort))
+		e.serve("tcp", "127.0.0.1:8080", "the application")
+		e.startProxy("sidecar", "pod", "tenant", edgePod)
+		e.requireIngress(t, "application", "the application")
+		e.requireIngressRefused(t, edgePod+":9001", "/debug/configz")
+		awaitLog(t, e.log, "PF0112", "Sidecar tenant/pod", fmt.Sprint(changedPort))
+	})
 }
