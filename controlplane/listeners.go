@@ -57,6 +57,9 @@ const (
 	maxHeader = 32 << 10
 	// maxCalls limits the simultaneous streams and calls on one connection. An agent has one stream and few calls.
 	maxCalls = 100
+	// maxTokenRequests limits the simultaneous requests of one connection of the token port. All of them are unauthenticated
+	// until their body is read.
+	maxTokenRequests = 4
 )
 
 // port is one listening socket; nil is a disabled port.
@@ -122,7 +125,7 @@ func (s *Server) openPorts() error {
 		l.https.WriteTimeout = 10 * time.Second
 		l.https.ReadTimeout = 10 * time.Second
 		l.https.IdleTimeout = 10 * time.Second
-		l.https.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: maxCalls, MaxReceiveBufferPerConnection: 128 << 10, MaxReceiveBufferPerStream: 64 << 10}
+		l.https.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: maxTokenRequests, MaxReceiveBufferPerConnection: 64 << 10, MaxReceiveBufferPerStream: maxExchange}
 	}
 	s.ports = l
 	return nil

@@ -26,6 +26,10 @@ const (
 	keysPath      = "/openid/v1/jwks"
 )
 
+// maxExchange limits the body of a token request, in bytes. The subject token in it has at most 8 KiB. It is what proves the
+// caller's identity, so that the body is read for any client.
+const maxExchange = 16 << 10
+
 // tokenExchange exchanges a workload's token for a token that third parties accept (RFC 8693). It publishes the keys
 // with which third parties verify these tokens (OpenID Connect Discovery 1.0).
 type tokenExchange struct {
@@ -73,7 +77,7 @@ func issuerURL(configured string, at netip.AddrPort) (string, error) {
 // handler returns the handler of the token port.
 func (e *tokenExchange) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("POST "+sts.TokenPath, sts.Handler(e.exchangeToken, time.Now, e.countResult))
+	mux.Handle("POST "+sts.TokenPath, http.MaxBytesHandler(sts.Handler(e.exchangeToken, time.Now, e.countResult), maxExchange))
 	mux.HandleFunc("GET "+discoveryPath, e.serveDiscovery)
 	mux.HandleFunc("GET "+keysPath, func(w http.ResponseWriter, _ *http.Request) { writePublicJSON(w, "application/jwk-set+json", e.keys) })
 	return mux

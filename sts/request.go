@@ -35,7 +35,7 @@ func readRequest(w http.ResponseWriter, r *http.Request) (Request, error) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	var tooLarge *http.MaxBytesError
 	if errors.As(err, &tooLarge) {
-		return Request{}, invalid("the body is longer than %d bytes", maxBody).withStatus(http.StatusRequestEntityTooLarge)
+		return Request{}, invalid("the body is longer than %d bytes", tooLarge.Limit).withStatus(http.StatusRequestEntityTooLarge)
 	}
 	if err != nil {
 		return Request{}, invalid("the body was not received completely")

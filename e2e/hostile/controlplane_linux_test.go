@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -39,6 +40,12 @@ var controlPlaneAttacks = []attack{
 		limit:   "1,000 streams that declare 16 MiB each cost 192 MiB",
 		service: "a proxy with a token has its clusters within 2 s",
 		run:     floodPlaintext,
+	},
+	{
+		name: "token requests without credentials do not fill the control plane's memory", position: unauthenticated,
+		limit:   "40 connections with 100 incomplete requests of up to 64 KiB each cost 64 MiB",
+		service: "each exchange of a token takes at most 5 s",
+		run:     floodTokens,
 	},
 	{
 		name: "idle connections do not use up the slots for proxies", position: unauthenticated,
@@ -114,8 +121,10 @@ type attacker struct {
 	dial    func() (net.Conn, error)
 	path    string
 	streams int
+	max     int // bytes to send of each message; 0: all
 	client  *rawClient
 	open    []uint32
+	sent    map[uint32]int // bytes by stream
 }
 
 // step reconnects if necessary, replaces streams that the server has ended and sends a part of each message.
@@ -129,6 +138,7 @@ func (a *attacker) step() {
 			a.close()
 			return
 		}
+		a.sent = map[uint32]int{}
 	}
 	a.open = slices.DeleteFunc(a.open, func(id uint32) bool { return !a.client.isOpen(id) })
 	for len(a.open) < a.streams {
@@ -140,10 +150,15 @@ func (a *attacker) step() {
 		a.open = append(a.open, id)
 	}
 	for _, id := range a.open {
-		if _, err := a.client.send(id, 16<<10); err != nil {
+		if a.max > 0 && a.sent[id] >= a.max {
+			continue
+		}
+		n, err := a.client.send(id, 16<<10)
+		if err != nil {
 			a.close()
 			return
 		}
+		a.sent[id] += n
 	}
 }
 
@@ -151,7 +166,7 @@ func (a *attacker) close() {
 	if a.client != nil {
 		_ = a.client.conn.Close()
 	}
-	a.client, a.open = nil, nil
+	a.client, a.open, a.sent = nil, nil, nil
 }
 
 // attackFor steps all attackers for a duration. Each waits for pause after a step, and their first steps are spread over one
@@ -407,4 +422,37 @@ func subscribeToMuch(t *testing.T, stream discoveryv3.AggregatedDiscoveryService
 		}
 	}
 	return nil
+}
+
+func floodTokens(t *testing.T) {
+	c := startControlPlane(t)
+	token, config := c.token(t, "reviews"), c.tls()
+	attackers := make([]*attacker, 40)
+	for i := range attackers {
+		attackers[i] = &attacker{path: "/token", streams: 100, max: 60 << 10, dial: func() (net.Conn, error) { return tls.Dial("tcp", c.tokens, config) }}
+	}
+	memory := c.watchMemory(t)
+	served := assertServed(t, "exchange", 100, 5*time.Second, func() (time.Duration, error) { return c.exchange(t, token) })
+	attackFor(t, 5*time.Second, 10*time.Millisecond, attackers)
+	served()
+	assertGrowth(t, memory(), 64)
+}
+
+// exchange exchanges a token over a new connection, and returns how long that took.
+func (c *controlPlane) exchange(t *testing.T, token string) (time.Duration, error) {
+	start, config := time.Now(), c.tls()
+	config.NextProtos = nil // HTTP/1.1
+	client := http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: config}}
+	response, err := client.PostForm("https://"+c.tokens+"/token", url.Values{
+		"grant_type": {"urn:ietf:params:oauth:grant-type:token-exchange"}, "subject_token": {token}, "audience": {"orders.example"},
+		"subject_token_type": {"urn:ietf:params:oauth:token-type:jwt"},
+	})
+	if err != nil {
+		return 0, err
+	}
+	defer response.Body.Close()
+	if body, _ := io.ReadAll(response.Body); response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", response.Status, body)
+	}
+	return time.Since(start), err
 }
