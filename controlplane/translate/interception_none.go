@@ -24,12 +24,18 @@ type noneMode struct{}
 // defaultHTTPProxyPort is the port of the HTTP proxy if the mesh configuration sets none.
 const defaultHTTPProxyPort = 15080
 
+// httpProxyAddress returns the address of the HTTP proxy. If the workload is on the proxy's machine, it is a loopback address: the
+// proxy sends requests of each client with the workload's identity, also to the workload's own ports.
 func httpProxyAddress(v proxyView) netip.AddrPort {
 	port := v.s.Mesh.GetProxyHttpPort()
 	if port == 0 {
 		port = defaultHTTPProxyPort
 	}
-	return netip.AddrPortFrom(v.p.Address, uint16(port))
+	address := v.p.Address
+	if v.p.AppAddress.IsLoopback() && !address.IsLoopback() {
+		address = v.p.AppAddress
+	}
+	return netip.AddrPortFrom(address, uint16(port))
 }
 
 func (noneMode) listeners(v proxyView) []*listenerv3.Listener {

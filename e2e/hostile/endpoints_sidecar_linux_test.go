@@ -24,6 +24,12 @@ var sidecarEndpointAttacks = []attack{{
 	limit:    "no connection: 503 for each, and a finding with the field and the remedy",
 	service:  "the sidecar serves the application's port, and a socket that the platform allows",
 	run:      attackByDefaultEndpoints,
+}, {
+	name:     "a neighbor uses the HTTP proxy of a sidecar without capture",
+	position: neighbor,
+	limit:    "no connection: the proxy calls neither the application nor others for the neighbor, with the workload's identity",
+	service:  "the application uses the HTTP proxy on loopback",
+	run:      useForeignHTTPProxy,
 }}
 
 // ingressListener is a listener of the tenant's Sidecar, without capture.
@@ -188,4 +194,34 @@ func findingAt(field, endpoint, remedy, lines string) error {
 		}
 	}
 	return fmt.Errorf("no line with PF0112 has the field %s, the value %q and the remedy %q", field, endpoint, remedy)
+}
+
+func useForeignHTTPProxy(t *testing.T) {
+	e := startEdgePlane(t, func(string) string { return "" })
+	e.serve("tcp", "127.0.0.1:8080", "the application")
+	e.serve("tcp", edgeShop+":8080", "the shop")
+	e.startProxy("sidecar", "pod", "tenant", edgePod, "ISTIO_META_INTERCEPTION_MODE=NONE")
+	call := func(proxy, host string) (body string, err error) {
+		conn, err := e.dial(t.Context(), proxy+":15080")
+		if err != nil {
+			return "", err
+		}
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+		_, _ = fmt.Fprintf(conn, "GET http://%[1]s/ HTTP/1.1\r\nHost: %[1]s\r\nConnection: close\r\n\r\n", host)
+		text, err := io.ReadAll(conn)
+		return string(text), err
+	}
+	testenv.Eventually(t, "the application uses the proxy", func() error {
+		body, err := call("127.0.0.1", edgeShop+":8080")
+		if err == nil && !strings.HasSuffix(body, "the shop") {
+			err = fmt.Errorf("%q", body)
+		}
+		return err
+	})
+	for _, host := range []string{"127.0.0.1:8080", edgeShop + ":8080"} {
+		if body, err := call(edgePod, host); err == nil {
+			t.Errorf("a neighbor's request to %s is answered: %q", host, body)
+		}
+	}
 }
