@@ -29,7 +29,7 @@ func (w *withheldSecretLog) logChanges(s *snapshot.Snapshot, p *translate.Proxy)
 	if w.names = names; len(names) == 0 {
 		return
 	}
-	w.logger.Warn("a proxy claims the labels of a gateway, but its service account may not read the gateway's Secrets",
+	w.logger.Warn("a proxy connects as a gateway, but its service account may not read the gateway's Secrets",
 		"node", p.ID, "account", p.Namespace+"/"+p.ServiceAccount, "secrets", names,
 		"remedy", "if it is the gateway, name its account in the annotation "+config.AccountsAnnotation+" of the Secrets, or add a WorkloadEntry with the gateway's labels and account")
 }

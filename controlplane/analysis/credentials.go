@@ -129,6 +129,7 @@ func (c *snapshotCheck) checkClientCredential(r *config.Resource, field string, 
 	case !settings.GetInsecureSkipVerify().GetValue() && !c.anySecret(name, true):
 		message = "no Secret with this name has the CA certificates for the server's certificate"
 	default:
+		c.checkCallerAccount(r, field+".credentialName", name)
 		return
 	}
 	c.reportWarning(config.UnknownCredential, r, field+".credentialName", name, message+", so requests fail with status 503",

@@ -6,11 +6,16 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/pem"
+	"fmt"
 	"math/big"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/analysis"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
@@ -60,5 +65,40 @@ func TestInvalidAndMissingCertificatesAreReported(t *testing.T) {
 				t.Errorf("the problems contain the content of the Secret: %s", got)
 			}
 		})
+	}
+}
+
+func TestRuleWhoseSecretNoGatewayMayUseIsReported(t *testing.T) {
+	now := time.Now()
+	spec := newSecret(t, "shop", now.Add(-time.Hour), now.Add(time.Hour)).Spec.(*config.SecretSpec)
+	for name, c := range map[string]struct {
+		account, annotations string
+		want                 bool
+	}{
+		"no account":       {want: true},
+		"a known account":  {account: "edge"},
+		"a listed account": {annotations: config.AccountsAnnotation + ": edge"},
+	} {
+		file := filepath.Join(t.TempDir(), "a.yaml")
+		text := fmt.Sprintf(`
+{apiVersion: networking.istio.io/v1, kind: Gateway, metadata: {name: plain, namespace: shop}, spec: {selector: {istio: edge}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: [a.example]}]}}
+---
+{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {name: out, namespace: shop}, spec: {host: a.example, trafficPolicy: {tls: {mode: SIMPLE, credentialName: partner}}}}
+---
+{apiVersion: networking.istio.io/v1, kind: WorkloadEntry, metadata: {name: edge, namespace: shop}, spec: {address: 10.0.0.9, labels: {istio: edge}, serviceAccount: %q}}
+---
+{apiVersion: v1, kind: Secret, metadata: {name: partner, namespace: shop, annotations: {%s}}, stringData: {ca.crt: %q}}
+`, c.account, c.annotations, spec.Certificate)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		report, err := analysis.Analyze(analysis.Config{Paths: []string{file}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		reported := slices.ContainsFunc(report.Findings, func(f analysis.Finding) bool { return f.Code == config.GatewayAccountUnknown })
+		if reported != c.want {
+			t.Errorf("%s: the findings are %v", name, report.Findings)
+		}
 	}
 }

@@ -2,6 +2,7 @@ package analysis
 
 import (
 	"fmt"
+	"slices"
 
 	networking "istio.io/api/networking/v1alpha3"
 
@@ -34,6 +35,29 @@ func (c *snapshotCheck) checkGatewayAccount(g snapshot.Gateway, field, name stri
 	if exists {
 		c.reportWarning(config.GatewayAccountUnknown, g.Resource, field, name,
 			"the Gateway selects no known workload with a service account in the Secret's namespace, so no proxy receives the Secret, and the gateway does not serve this server",
+			"list the gateway's service account in the Secret's annotation "+config.AccountsAnnotation+", or add a WorkloadEntry with labels and serviceAccount for the gateway")
+	}
+}
+
+// checkCallerAccount reports a Secret of a DestinationRule for gateways that no account may use.
+func (c *snapshotCheck) checkCallerAccount(r *config.Resource, field, name string) {
+	if r.Spec.(*networking.DestinationRule).GetWorkloadSelector() != nil {
+		return // for sidecars
+	}
+	exists := false
+	for _, secret := range c.s.Resources(config.Secret) {
+		if secret.Name != name {
+			continue
+		}
+		hasAccount := func(g snapshot.Gateway) bool { return c.s.HasGatewayAccount(g, secret.Namespace) }
+		if secret.Spec.(*config.SecretSpec).Accounts != nil || slices.ContainsFunc(c.s.AllGateways(), hasAccount) {
+			return
+		}
+		exists = true
+	}
+	if exists {
+		c.reportWarning(config.GatewayAccountUnknown, r, field, name,
+			"no Gateway selects a known workload with a service account in the Secret's namespace, so no gateway receives the Secret, and requests through gateways fail with status 503",
 			"list the gateway's service account in the Secret's annotation "+config.AccountsAnnotation+", or add a WorkloadEntry with labels and serviceAccount for the gateway")
 	}
 }

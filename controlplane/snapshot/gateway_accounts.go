@@ -32,6 +32,16 @@ func (s *Snapshot) HasGatewayAccount(g Gateway, namespace string) bool {
 	return s.anyGatewayAccount(g, namespace, func(known string) bool { return known != "" })
 }
 
+// IsAnyGatewayAccount reports whether a service account may receive the Secrets in a namespace to which DestinationRules
+// refer for gateways: it is the account of a known workload that any Gateway selects.
+func (s *Snapshot) IsAnyGatewayAccount(namespace, account string) bool {
+	return s.gatewayAccounts == nil || s.Memo(gatewayAccountKey{namespace, account}, func() any {
+		return slices.ContainsFunc(s.gateways, func(g Gateway) bool { return s.IsGatewayAccount(g, namespace, account) })
+	}).(bool)
+}
+
+type gatewayAccountKey struct{ namespace, account string }
+
 func (s *Snapshot) anyGatewayAccount(g Gateway, namespace string, matches func(account string) bool) bool {
 	if s.gatewayAccounts == nil {
 		return true

@@ -9,7 +9,7 @@ import (
 )
 
 // credential is a Secret that a DestinationRule specifies for its callers, and the parts of the Secret that one caller
-// may use. The name is empty if the rule has no Secret or does not apply to this caller. For sidecars, only rules with
+// needs and may use. The name is empty if the rule has no Secret or does not apply to this caller. For sidecars, only rules with
 // a workloadSelector count.
 type credential struct {
 	name                     string
@@ -26,7 +26,18 @@ func (c serviceCluster) resolveCredential(s *snapshot.Snapshot, p *Proxy) creden
 		return credential{}
 	}
 	v := proxyView{s: s, p: p}
-	return credential{name: name, certificate: v.certificateSecret(name) != nil, authorities: v.caSecret(name) != nil}
+	if !v.mayCallWith(name) {
+		return credential{name: name}
+	}
+	mutual := settings.GetMode() == networking.ClientTLSSettings_MUTUAL
+	return credential{name: name, certificate: mutual && v.certificateSecret(name) != nil, authorities: v.caSecret(name) != nil}
+}
+
+// mayCallWith reports whether the proxy may receive a Secret to which a DestinationRule refers. Any account of a namespace can
+// connect as a gateway, so for gateways the account must be that of a known workload that a Gateway selects, or listed in the
+// Secret.
+func (v proxyView) mayCallWith(name string) bool {
+	return v.p.Type != Router || v.s.IsAnyGatewayAccount(v.p.Namespace, v.p.ServiceAccount) || !v.isUnlisted(name)
 }
 
 // originationContext returns the TLS context that the settings specify, or nil if its certificates are not available to

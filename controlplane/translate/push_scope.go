@@ -33,6 +33,7 @@ func AffectedResources(s *snapshot.Snapshot, p *Proxy, change snapshot.Change) x
 	}
 	if p.Type == Router && a.mayHaveSecrets() && s.LimitsGatewayAccounts() && slices.Contains(change.Workloads, p.Namespace) {
 		a.addAll(xds.SecretType, xds.ListenerType)
+		a.addCredentialClusters()
 	}
 	for _, versions := range change.Resources {
 		for _, r := range versions {
@@ -40,6 +41,13 @@ func AffectedResources(s *snapshot.Snapshot, p *Proxy, change snapshot.Change) x
 		}
 	}
 	return a.affected
+}
+
+// addCredentialClusters adds what depends on whether the proxy's account is one of a gateway.
+func (a *scopeBuilder) addCredentialClusters() {
+	if a.p.Type == Router && a.mayHaveSecrets() && a.s.LimitsGatewayAccounts() && a.s.HasCredentials() {
+		a.addAll(xds.SecretType, xds.ClusterType, xds.EndpointType)
+	}
 }
 
 // scopeBuilder collects the affected resources.
@@ -177,6 +185,7 @@ func (a *scopeBuilder) addDocument(r *config.Resource) {
 	case *networking.DestinationRule:
 		a.addDestinationRule(r, spec)
 	case *networking.Gateway:
+		a.addCredentialClusters()
 		if a.p.Type == Router && snapshot.Selects(spec.GetSelector(), a.p.Labels) {
 			a.addAll(xds.SecretType, xds.ListenerType, xds.RouteType, xds.VirtualHostType)
 			if slices.ContainsFunc(spec.GetServers(), func(s *networking.Server) bool {

@@ -101,8 +101,10 @@ func (v proxyView) secretNames() []string {
 	}
 	if v.s.HasCredentials() {
 		for _, c := range listServiceClusters(v.s, v.p) {
-			if c.credential.name != "" {
+			if c.credential.certificate {
 				add(secretScheme + c.credential.name)
+			}
+			if c.credential.authorities {
 				add(secretScheme + c.credential.name + authoritySuffix)
 			}
 		}

@@ -35,7 +35,7 @@ func serverSecrets(s server) []string {
 }
 
 // WithheldSecrets returns the names of Secrets that a gateway does not receive because of its service account, although
-// a Gateway selects the labels that the gateway claims.
+// a Gateway selects the labels that the gateway claims, or a DestinationRule names them.
 func WithheldSecrets(s *snapshot.Snapshot, p *Proxy) []string {
 	v := newView(s, p)
 	if p.Type != Router || !v.mayHaveSecrets() {
@@ -48,6 +48,19 @@ func WithheldSecrets(s *snapshot.Snapshot, p *Proxy) []string {
 			if secret != nil && (!secret.IsAllowedFor(p.ServiceAccount) || !v.mayServe(server)) && !slices.Contains(withheld, name) {
 				withheld = append(withheld, name)
 			}
+		}
+	}
+	return v.appendWithheldFromRules(withheld)
+}
+
+// appendWithheldFromRules appends the Secrets of DestinationRules that the gateway does not receive.
+func (v proxyView) appendWithheldFromRules(withheld []string) []string {
+	if !v.s.HasCredentials() || v.s.IsAnyGatewayAccount(v.p.Namespace, v.p.ServiceAccount) {
+		return withheld
+	}
+	for _, c := range listServiceClusters(v.s, v.p) {
+		if name := c.credential.name; name != "" && v.isUnlisted(name) && !slices.Contains(withheld, name) {
+			withheld = append(withheld, name)
 		}
 	}
 	return withheld

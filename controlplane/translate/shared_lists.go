@@ -78,13 +78,14 @@ type proxyClass struct {
 type account struct {
 	authenticated bool
 	name          string
+	ofGateway     bool // it may use the Secrets to which DestinationRules refer for gateways
 }
 
 func (v proxyView) account() account {
 	if !v.s.HasCredentials() || !v.mayHaveSecrets() {
 		return account{}
 	}
-	return account{authenticated: true, name: v.p.ServiceAccount}
+	return account{authenticated: true, name: v.p.ServiceAccount, ofGateway: v.p.Type == Router && v.s.IsAnyGatewayAccount(v.p.Namespace, v.p.ServiceAccount)}
 }
 
 func (v proxyView) proxyClass() proxyClass {

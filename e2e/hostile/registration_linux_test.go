@@ -31,6 +31,11 @@ var registrationAttacks = []attack{
 		limit: "no Secret is sent, and the log names the account", service: "the gateway gets its certificate and key",
 		run: claimGatewayLabels,
 	},
+	{
+		name: "a workload of the gateway's namespace gets the gateway's TLS keys through a DestinationRule", position: workload,
+		limit: "no Secret is sent, whatever labels it claims", service: "the gateway gets its certificates, and that for a partner",
+		run: connectAsGatewayOfRules,
+	},
 }
 
 // groups are two services of VMs. Tests connect from loopback, so the annotation allows the addresses of documentation.
@@ -170,5 +175,59 @@ func claimGatewayLabels(t *testing.T) {
 	}
 	if log := p.output.String(); !strings.Contains(log, "edge/reviews") || strings.Contains(log, "edge/gateway") {
 		t.Errorf("the log does not name the account of the attacker alone: %s", log)
+	}
+}
+
+// callRules lead to partners outside the mesh: one is the gateway's own, the other a tenant's, which names the Secret of the public
+// site.
+const callRules = `---
+apiVersion: v1
+kind: Secret
+metadata: {name: partner, namespace: edge}
+data: {tls.crt: %[1]s, tls.key: %[2]s, ca.crt: %[1]s}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: partner, namespace: edge}
+spec: {hosts: [partner.example], location: MESH_EXTERNAL, resolution: DNS, ports: [{number: 443, name: tls, protocol: TLS}]}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: partner, namespace: edge}
+spec: {host: partner.example, trafficPolicy: {tls: {mode: MUTUAL, credentialName: partner, sni: partner.example}}}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: simple, namespace: tenant}
+spec: {hosts: [simple.example], location: MESH_EXTERNAL, resolution: DNS, ports: [{number: 443, name: tls, protocol: TLS}]}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: simple, namespace: tenant}
+spec: {host: simple.example, exportTo: ["*"], trafficPolicy: {tls: {mode: SIMPLE, credentialName: site, sni: simple.example}}}
+`
+
+func connectAsGatewayOfRules(t *testing.T) {
+	cert, key := testpki.New(t, "public").Server(t, "site.example")
+	encode := base64.StdEncoding.EncodeToString
+	p := startPlane(t, fmt.Sprintf(edge, encode(cert), encode(key))+fmt.Sprintf(callRules, encode(cert), encode(key)))
+	for _, secret := range []string{"kubernetes://site", "kubernetes://partner"} {
+		for _, c := range []struct {
+			account, kind, app string
+			want               int
+		}{
+			{"gateway", "router", "gateway", 1}, {"reviews", "router", "gateway", 0}, {"reviews", "router", "other", 0}, {"reviews", "sidecar", "gateway", 0},
+		} {
+			claims := node{c.kind, "192.0.2.1", "edge", map[string]any{"LABELS": map[string]any{"app": c.app}}}
+			ctx, cancel := context.WithCancel(withToken(t, p.token(t, "edge", c.account)))
+			_, response, err := claims.stream(ctx, t, p.dial(t), secretType, secret)
+			cancel()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := len(response.GetResources()); got != c.want {
+				t.Errorf("account %s as a %s of %s gets %d resources of %s, want %d", c.account, c.kind, c.app, got, secret, c.want)
+			}
+		}
 	}
 }
