@@ -433,7 +433,7 @@ func floodTokens(t *testing.T) {
 	}
 	memory := c.watchMemory(t)
 	served := assertServed(t, "exchange", 100, 5*time.Second, func() (time.Duration, error) { return c.exchange(t, token) })
-	attackFor(t, 5*time.Second, 10*time.Millisecond, attackers)
+	attackFor(t, 5*time.Second, 100*time.Millisecond, attackers)
 	served()
 	assertGrowth(t, memory(), 64)
 }
