@@ -206,6 +206,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	if a.envoy != nil {
 		proxy.start(ctx, a.envoy.component())
+		if a.Config.Shutdown.EndsEarly() {
+			proxy.start(ctx, a.envoy.arrivalsComponent())
+		}
 	}
 	servers.run("drain request", func() {
 		select {

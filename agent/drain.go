@@ -54,19 +54,27 @@ func (l activeTraffic) String() string {
 	return text
 }
 
-const trafficStats = `^(listener\..*\.downstream_cx_active|http\..*\.downstream_rq_active|(http|tcp)\..*\.downstream_cx_tx_bytes_buffered)$`
+const trafficStats = `^(listener\..*\.downstream_cx_active|http\..*\.downstream_rq_active|(http|tcp)\..*\.downstream_cx_tx_bytes_buffered|` + arrivalStats + `)$`
 
 var trafficStatsPattern = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(trafficStats) })
 
 // countTraffic reads the active traffic from Envoy's statistics. It ignores the statistics whose names match own.
 func (i *envoyInstance) countTraffic(ctx context.Context, own *regexp.Regexp) (activeTraffic, error) {
+	seen, _, err := i.countTrafficAndArrivals(ctx, own)
+	return seen, err
+}
+
+// countTrafficAndArrivals also reads the arrivals; they are zero if the statistics do not include them.
+func (i *envoyInstance) countTrafficAndArrivals(ctx context.Context, own *regexp.Regexp) (activeTraffic, arrivals, error) {
 	ctx, cancel := context.WithTimeout(ctx, countTimeout)
 	defer cancel()
 	stats, err := i.admin.Stats(ctx, trafficStats)
 	if err != nil {
-		return activeTraffic{}, err
+		return activeTraffic{}, arrivals{}, err
 	}
-	return i.addUnreadTCP(sumTraffic(stats, own))
+	arrived, _ := sumArrivals(stats, own)
+	seen, err := i.addUnreadTCP(sumTraffic(stats, own))
+	return seen, arrived, err
 }
 
 // addUnreadTCP adds the TCP bytes that servers have not read yet, which Envoy's statistics do not include. It queries
@@ -86,7 +94,7 @@ func sumTraffic(stats map[string]uint64, own *regexp.Regexp) (activeTraffic, err
 		isListener := strings.HasPrefix(name, "listener.")
 		listeners = listeners || isListener
 		switch {
-		case own.MatchString(name), strings.Contains(name, ".worker_"):
+		case own.MatchString(name), strings.Contains(name, ".worker_"), strings.HasSuffix(name, "_total"):
 		case isListener:
 			l.connections += n
 		case strings.HasPrefix(name, "tcp."):
@@ -119,16 +127,30 @@ type trafficSample struct {
 	// lastBusyTCP is the elapsed drain time of the last sample with buffered TCP data. More data may follow on such a
 	// connection, but the statistics do not show that.
 	lastBusyTCP time.Duration
+
+	arrivals
+	// lastArrival is the elapsed drain time of the last sample with a new arrival. The drain ends early when nothing has
+	// arrived for the time quiet.
+	lastArrival, quiet time.Duration
 }
 
-// withHistory returns the sample with lastBusyTCP set: to ran, the drain time so far, if TCP data is buffered now;
-// otherwise to the value of the previous sample.
-func (c trafficSample) withHistory(before trafficSample, ran time.Duration) trafficSample {
-	c.lastBusyTCP = before.lastBusyTCP
+// withHistory returns the sample with the history of the drain, which began the time ran ago: the previous sample's,
+// and what is new in this sample. After an arrival, at least the time quiet passes before the drain ends early.
+func (c trafficSample) withHistory(before trafficSample, ran, quiet time.Duration) trafficSample {
+	c.lastBusyTCP, c.lastArrival, c.quiet = before.lastBusyTCP, before.lastArrival, before.quiet
 	if c.hasBufferedTCP() {
 		c.lastBusyTCP = ran
 	}
+	if c.countSince(before.arrivals) > 0 {
+		c.lastArrival, c.quiet = ran, max(c.quiet, quiet)
+	}
 	return c
+}
+
+// isQuiet reports whether the drain need not wait for further arrivals: nothing has arrived for some time, or it has
+// lasted for the whole drain time.
+func (c trafficSample) isQuiet(s config.Shutdown, ran time.Duration) bool {
+	return ran-c.lastArrival >= c.quiet || ran >= s.QuietLimit()
 }
 
 // checkDrained reports whether the drain may end, and why. ran is the time since the drain began.
@@ -138,7 +160,7 @@ func checkDrained(s config.Shutdown, c trafficSample, ran time.Duration) (why st
 		return "", false
 	case c.failures >= maxCountFailures:
 		return fmt.Sprintf("cannot count its traffic: %v", c.err), ran >= s.Linger
-	case c.err != nil, c.hasUnfinished():
+	case c.err != nil, c.hasUnfinished(), c.connections == 0 && !c.isQuiet(s, ran):
 		return "", false
 	case c.connections == 0:
 		return "no request and no connection is left", true
@@ -146,10 +168,9 @@ func checkDrained(s config.Shutdown, c trafficSample, ran time.Duration) (why st
 	return fmt.Sprintf("no request is left, and the time limit for its %d idle connections has passed", c.connections), ran-c.lastBusyTCP >= s.Linger && !s.WhenIdle
 }
 
-// pollDelay returns the delay before the next count: pace, or less if the minimum drain time or the time limit for idle
-// connections passes earlier.
-func pollDelay(s config.Shutdown, pace, ran, lastBusyTCP time.Duration) time.Duration {
-	for _, moment := range []time.Duration{s.Minimum, lastBusyTCP + s.Linger} {
+// pollDelay returns the delay before the next count: pace, or less if a time limit of checkDrained passes earlier.
+func pollDelay(s config.Shutdown, pace, ran time.Duration, c trafficSample) time.Duration {
+	for _, moment := range []time.Duration{s.Minimum, c.lastBusyTCP + s.Linger, c.lastArrival + c.quiet, s.QuietLimit()} {
 		if moment > ran {
 			pace = min(pace, moment-ran)
 		}
@@ -162,9 +183,9 @@ func pollDelay(s config.Shutdown, pace, ran, lastBusyTCP time.Duration) time.Dur
 func (n *shutdown) waitDrained(ctx context.Context) string {
 	began, closed := time.Now(), false
 	progress, pace := began.Add(progressInterval), minCountInterval
-	var c trafficSample
+	c := n.firstSample(ctx)
 	for {
-		c = n.sample(ctx, c).withHistory(c, time.Since(began))
+		c = n.sample(ctx, c).withHistory(c, time.Since(began), n.plan.Quiet)
 		why, ok := checkDrained(n.plan, c, time.Since(began))
 		switch {
 		case ctx.Err() != nil:
@@ -173,6 +194,7 @@ func (n *shutdown) waitDrained(ctx context.Context) string {
 			return why
 		case ok:
 			closed = true
+			c.quiet, n.plan.Quiet = 0, 0 // nothing arrives any more
 			if err := n.closeListeners(ctx, n.instance); err != nil {
 				n.Logger.Warn("cannot close Envoy's listeners", "error", err)
 			}
@@ -182,19 +204,19 @@ func (n *shutdown) waitDrained(ctx context.Context) string {
 			progress = now.Add(progressInterval)
 			n.Logger.Info("still draining", "requests", c.requests, "connections", c.connections, "left", time.Until(n.deadline).Round(time.Second))
 		}
-		sleep(ctx, pollDelay(n.plan, pace, time.Since(began), c.lastBusyTCP))
+		sleep(ctx, pollDelay(n.plan, pace, time.Since(began), c))
 		pace = min(pace*3/2, maxCountInterval)
 	}
 }
 
 // sample counts the traffic once, and records it in drainTracker.
 func (n *shutdown) sample(ctx context.Context, before trafficSample) trafficSample {
-	seen, err := n.instance.countTraffic(ctx, n.ownStats)
+	seen, arrived, err := n.instance.countTrafficAndArrivals(ctx, n.ownStats)
 	if err != nil {
-		return trafficSample{activeTraffic: before.activeTraffic, err: err, failures: before.failures + 1}
+		return trafficSample{activeTraffic: before.activeTraffic, arrivals: before.arrivals, err: err, failures: before.failures + 1}
 	}
 	n.drainTracker.update(seen, n.deadline)
-	return trafficSample{activeTraffic: seen}
+	return trafficSample{activeTraffic: seen, arrivals: arrived}
 }
 
 // describeCut returns the reason for a premature end of the drain, and the traffic that is cut.

@@ -61,6 +61,7 @@ type envoyInstance struct {
 	since      time.Time
 	file       envoy.Binary // see binary
 	versionErr error        // why the version is not suitable; set before versionKnown is closed
+	arrivals   arrivalHistory
 }
 
 // launchSpec contains the parameters with which an Envoy is started.
@@ -87,6 +88,7 @@ func (e *envoySupervisor) start(l launchSpec) (*envoyInstance, error) {
 		file: l.binary, versionKnown: make(chan struct{}), epoch: e.upgrades.nextEpoch(), process: process, pids: &e.envoyPIDs, admin: admin, onStateChange: e.onStateChange,
 		ready: envoy.NewReadiness(envoy.ReadinessConfig{Admin: admin, Dynamic: true}),
 		args:  l.args, bootstrap: l.bootstrap, hotRestart: l.hotRestart, generation: l.generation,
+		arrivals: startArrivals(),
 	}
 	if !l.binary.Unconfirmed {
 		close(i.versionKnown)

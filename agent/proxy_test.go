@@ -129,7 +129,7 @@ func TestSecondSignalCutsTheDrainShort(t *testing.T) {
 func TestDrainEndsWithTheLastConnection(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.4.1")
-	s.env = append(s.env, "EXIT_ON_ZERO_ACTIVE_CONNECTIONS=true", "MINIMUM_DRAIN_DURATION=0s",
+	s.env = append(s.env, "EXIT_ON_ZERO_ACTIVE_CONNECTIONS=true", "MINIMUM_DRAIN_DURATION=0s", "DRAIN_QUIET_PERIOD=0s",
 		fmt.Sprintf(`PROXY_CONFIG={discoveryAddress: "%s", concurrency: 1, terminationDrainDuration: 600s}`, s.cp.address))
 	s.cp.start(t)
 	r := s.start(t)

@@ -49,7 +49,7 @@ func (e *envoySupervisor) stop(i *envoyInstance) {
 
 	why := n.skipReason()
 	if why == "" {
-		e.Logger.Info("shutting down", "within", plan.Deadline, "preDelay", plan.PreDelay, "minimum", plan.Minimum, "linger", plan.Linger, "untilIdle", plan.WhenIdle)
+		e.Logger.Info("shutting down", "within", plan.Deadline, "preDelay", plan.PreDelay, "minimum", plan.Minimum, "linger", plan.Linger, "quiet", plan.Quiet, "untilIdle", plan.WhenIdle)
 		why = n.drain(deadline)
 	}
 	if n.cutsRequests {

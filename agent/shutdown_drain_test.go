@@ -155,17 +155,14 @@ func TestActiveRequestOutlastsDrain(t *testing.T) {
 	}
 }
 
-func TestIdleProxyStopsAtOnce(t *testing.T) {
+func TestUnusedProxyStopsAtOnce(t *testing.T) {
 	t.Parallel()
 	for n, version := range testenv.EnvoyVersions() {
 		t.Run(version, func(t *testing.T) {
 			s := newSlowSetup(t, fmt.Sprintf("127.102.2.%d", n+1))
-			s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, version), s.drainFor("600s"))
+			s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, version), s.drainFor("600s"), "DRAIN_QUIET_PERIOD=500s")
 			r := s.start(t)
 			r.waitReady()
-			if got := r.get(0); got.code != 200 {
-				t.Fatalf("a request: %+v", got)
-			}
 			began := time.Now()
 			r.signal(syscall.SIGTERM)
 			r.checkExit(0, "no request and no connection is left")
@@ -353,12 +350,16 @@ func TestDrainIsEnoughWhenNothingIsLeftToWaitFor(t *testing.T) {
 		enough bool
 	}{
 		{"nothing", plain, trafficSample{}, 0, true},
+		{"nothing, but requests arrived recently", plain, trafficSample{quiet: s, lastArrival: 2 * s}, 2900 * time.Millisecond, false},
+		{"nothing, and no request has arrived for the quiet period", plain, trafficSample{quiet: s, lastArrival: 2 * s}, 3 * s, true},
+		{"nothing, and the drain time has passed", plain, trafficSample{quiet: s, lastArrival: 4900 * time.Millisecond}, 5 * s, true},
+		{"nothing, and the drain time less the pre-delay has passed", config.Shutdown{Linger: 5 * s, PreDelay: 3 * s}, trafficSample{quiet: s, lastArrival: 1900 * time.Millisecond}, 2 * s, true},
 		{"a request", plain, trafficSample{activeTraffic: activeTraffic{requests: 1, connections: 1}}, 20 * s, false},
 		{"an answer that is not read yet", plain, trafficSample{activeTraffic: activeTraffic{bufferedHTTP: 1, connections: 1}}, 20 * s, false},
 		{"TCP that is not read yet", plain, trafficSample{activeTraffic: activeTraffic{bufferedTCP: 1, connections: 1}}, 20 * s, false},
 		{"TCP that its server has not read yet", plain, trafficSample{activeTraffic: activeTraffic{unreadTCP: 1, connections: 1}}, 20 * s, false},
-		{"TCP that was read a moment ago", plain, trafficSample{activeTraffic: activeTraffic{connections: 1}}.withHistory(trafficSample{lastBusyTCP: 16 * s}, 20*s), 20 * s, false},
-		{"TCP that was read a while ago", plain, trafficSample{activeTraffic: activeTraffic{connections: 1}}.withHistory(trafficSample{lastBusyTCP: 15 * s}, 20*s), 20 * s, true},
+		{"TCP that was read a moment ago", plain, trafficSample{activeTraffic: activeTraffic{connections: 1}}.withHistory(trafficSample{lastBusyTCP: 16 * s}, 20*s, s), 20 * s, false},
+		{"TCP that was read a while ago", plain, trafficSample{activeTraffic: activeTraffic{connections: 1}}.withHistory(trafficSample{lastBusyTCP: 15 * s}, 20*s, s), 20 * s, true},
 		{"a connection that has its time", plain, trafficSample{activeTraffic: activeTraffic{connections: 1}}, 4 * s, false},
 		{"a connection that had its time", plain, trafficSample{activeTraffic: activeTraffic{connections: 1}}, 5 * s, true},
 		{"nothing, before the minimum", idle, trafficSample{}, 4 * s, false},
@@ -374,9 +375,49 @@ func TestDrainIsEnoughWhenNothingIsLeftToWaitFor(t *testing.T) {
 	}
 }
 
+func TestQuietPeriodDependsOnTheRateBeforeTheDrain(t *testing.T) {
+	const s = time.Second
+	start := time.Unix(1000, 0)
+	history := arrivalHistory{older: arrivalSample{start, arrivals{100, 1000}}, newer: arrivalSample{start.Add(5 * s), arrivals{100, 1000}}}
+	for _, c := range []struct {
+		name  string
+		quiet time.Duration
+		now   arrivals
+		want  time.Duration
+	}{
+		{"nothing has arrived", s, arrivals{100, 1000}, 0},
+		{"one request per second", s, arrivals{100, 1010}, 5 * s},
+		{"one new connection per second, with a request on each", s, arrivals{110, 1010}, 5 * s},
+		{"many connections", s, arrivals{1100, 1000}, s},
+		{"many requests", s, arrivals{100, 3000}, s},
+		{"the statistics of a listener were removed", s, arrivals{10, 1010}, 0},
+		{"no quiet period", 0, arrivals{1100, 3000}, 0},
+	} {
+		if got := history.quietPeriod(config.Shutdown{Quiet: c.quiet}, arrivalSample{start.Add(10 * s), c.now}); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+func TestArrivalDuringDrainRestartsQuietPeriod(t *testing.T) {
+	const s = time.Second
+	first := trafficSample{arrivals: arrivals{1, 1}}.withHistory(trafficSample{arrivals: arrivals{1, 1}, quiet: 2 * s}, s, s)
+	if first.quiet != 2*s || first.lastArrival != 0 {
+		t.Errorf("without an arrival: %+v", first)
+	}
+	second := trafficSample{arrivals: arrivals{2, 1}}.withHistory(first, 3*s, s)
+	if second.quiet != 2*s || second.lastArrival != 3*s {
+		t.Errorf("after an arrival: %+v", second)
+	}
+	unused := trafficSample{arrivals: arrivals{2, 1}}.withHistory(trafficSample{arrivals: arrivals{1, 1}}, 3*s, s)
+	if unused.quiet != s || unused.lastArrival != 3*s {
+		t.Errorf("after an arrival at a proxy that was not in use: %+v", unused)
+	}
+}
+
 func TestOwnListenersDoNotDelayShutdown(t *testing.T) {
 	testenv.InDir(t, nil)
-	got, err := sumTraffic(map[string]uint64{
+	stats := map[string]uint64{
 		"listener.admin.downstream_cx_active":                            1,
 		"listener.0.0.0.0_15021.downstream_cx_active":                    1,
 		"listener.[__]_15021.downstream_cx_active":                       1,
@@ -391,11 +432,28 @@ func TestOwnListenersDoNotDelayShutdown(t *testing.T) {
 		"http.inbound_0.0.0.0_8080;.downstream_rq_active":                2,
 		"http.inbound_0.0.0.0_8080;.downstream_cx_tx_bytes_buffered":     7,
 		"tcp.inbound|9000||.downstream_cx_tx_bytes_buffered":             5,
-	}, ownStatsPattern(resolve(t, env())))
+
+		"listener.0.0.0.0_15021.downstream_cx_total":         100,
+		"listener.0.0.0.0_8080.worker_0.downstream_cx_total": 100,
+		"http.agent.downstream_rq_total":                     100,
+		"http.stats.downstream_rq_total":                     100,
+		"listener.0.0.0.0_8080.downstream_cx_total":          40,
+		"http.inbound_0.0.0.0_8080;.downstream_rq_total":     50,
+	}
+	own := ownStatsPattern(resolve(t, env()))
+	got, err := sumTraffic(stats, own)
 	if want := (activeTraffic{connections: 23, requests: 2, bufferedHTTP: 7, bufferedTCP: 5}); err != nil || got != want {
 		t.Errorf("%+v, %v; want %+v", got, err, want)
 	}
-	if _, err := sumTraffic(map[string]uint64{"http.x.downstream_rq_active": 0}, ownStatsPattern(resolve(t, env()))); err == nil {
+	arrived, err := sumArrivals(stats, own)
+	if want := (arrivals{40, 50}); err != nil || arrived != want {
+		t.Errorf("%+v, %v; want %+v", arrived, err, want)
+	}
+	without := map[string]uint64{"http.x.downstream_rq_active": 0, "http.x.downstream_rq_total": 0}
+	if _, err := sumTraffic(without, own); err == nil {
 		t.Error("statistics without listeners count as an idle proxy")
+	}
+	if _, err := sumArrivals(without, own); err == nil {
+		t.Error("statistics without listeners count as a proxy that nothing has arrived at")
 	}
 }

@@ -199,7 +199,7 @@ func (t *upgradeRun) watchDrained(ctx context.Context, old *envoyInstance, plan 
 				t.Logger.Debug("cannot count the traffic of the old Envoy", "error", err)
 				continue
 			}
-			c = trafficSample{activeTraffic: seen}.withHistory(c, time.Since(began))
+			c = trafficSample{activeTraffic: seen}.withHistory(c, time.Since(began), 0)
 			if why, ok := checkDrained(plan, c, time.Since(began)); ok {
 				found <- why
 				return

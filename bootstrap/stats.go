@@ -33,16 +33,19 @@ const (
 // rely on. The lists are short, because each statistic costs memory in every proxy.
 var (
 	requiredPrefixes = []string{"cluster_manager", "listener_manager", "server", "cluster.xds-grpc", "wasm", "control_plane.connected_state"}
-	requiredSuffixes = []string{"rbac.allowed", "rbac.denied", "shadow_allowed", "shadow_denied", activeConnections, activeRequests, unsentBytes}
-	requiredRegexps  = []string{`vhost\..*\.route\..*`}
+	requiredSuffixes = []string{"rbac.allowed", "rbac.denied", "shadow_allowed", "shadow_denied", activeConnections, activeRequests, unsentBytes,
+		acceptedConnections, acceptedRequests}
+	requiredRegexps = []string{`vhost\..*\.route\..*`}
 )
 
 // Statistics for which a draining proxy waits: a listener's connections, the active requests, and the unsent bytes of
-// responses.
+// responses. The counters of accepted connections and requests show whether clients still send.
 const (
-	activeConnections = "downstream_cx_active"
-	activeRequests    = "downstream_rq_active"
-	unsentBytes       = "downstream_cx_tx_bytes_buffered"
+	activeConnections   = "downstream_cx_active"
+	activeRequests      = "downstream_rq_active"
+	unsentBytes         = "downstream_cx_tx_bytes_buffered"
+	acceptedConnections = "downstream_cx_total"
+	acceptedRequests    = "downstream_rq_total"
 )
 
 // DrainOnlyStats returns the suffixes of the statistics that the bootstrap includes only for a drain: the user's settings

@@ -141,7 +141,7 @@ func TestTemplateSeesConfigMetadataAndEnvironment(t *testing.T) {
 		"{{ .metadata.Namespace }} {{ .metadata.Labels.app }} {{ index .metadata.InstanceIPs 0 }}":         "default reviews 10.3.3.3",
 		`{{ env "TEAM" }}{{ env "NONE" }}`: `bo\"oks`,
 		"{{ .zipkin }}":                    `{"address":"zipkin.obs","port_value":9411}`,
-		"{{ .inclusionSuffix }}{{ if .metadata_discovery }}x{{ end }}": "[rbac.allowed rbac.denied shadow_allowed shadow_denied downstream_cx_active downstream_rq_active downstream_cx_tx_bytes_buffered]",
+		"{{ .inclusionSuffix }}{{ if .metadata_discovery }}x{{ end }}": "[rbac.allowed rbac.denied shadow_allowed shadow_denied downstream_cx_active downstream_rq_active downstream_cx_tx_bytes_buffered downstream_cx_total downstream_rq_total]",
 	} {
 		c.Custom = []byte(text)
 		if got, err := executeTemplate(c, own, "t"); err != nil || string(got) != want {

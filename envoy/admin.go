@@ -27,8 +27,9 @@ const (
 // Admin is a client of Envoy's admin interface. Each call fails after 5 seconds or when its context ends. The size of
 // responses is limited. It is safe for concurrent use.
 type Admin struct {
-	addr   string
-	client *http.Client
+	addr            string
+	network, target string // arguments for net.Dial
+	client          *http.Client
 }
 
 // NewAdmin returns a client for "host:port", or for a unix socket by its path ("/run/admin.sock", "./admin.sock",
@@ -48,7 +49,7 @@ func NewAdmin(addr string) *Admin {
 		MaxIdleConnsPerHost: 1,
 		DisableCompression:  true,
 	}
-	return &Admin{addr: addr, client: &http.Client{Transport: transport}}
+	return &Admin{addr: addr, network: network, target: target, client: &http.Client{Transport: transport}}
 }
 
 func socketPath(addr string) (string, bool) {

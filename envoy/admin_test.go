@@ -35,6 +35,10 @@ func TestAdminReportsInfoOfEachEnvoyVersion(t *testing.T) {
 			if err != nil || len(stats) != 2 || stats["listener_manager.workers_started"] != 1 {
 				t.Errorf("Stats = %v, %v", stats, err)
 			}
+			counters, err := admin.Counters(ctx, `^listener_manager\.(listener_create_success|total_listeners_active)$`)
+			if err != nil || len(counters) != 1 || counters["listener_manager.listener_create_success"] != 1 { // the other is a gauge
+				t.Errorf("Counters = %v, %v", counters, err)
+			}
 			if dump, err := admin.ConfigDump(ctx, ""); err != nil || !strings.Contains(string(dump), `"echo"`) {
 				t.Errorf("ConfigDump = %.100s, %v", dump, err)
 			}
@@ -128,6 +132,11 @@ func TestInvalidAdminResponsesAreErrors(t *testing.T) {
 	if _, err := admin.Stats(ctx, ""); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("late: %v", err)
 	}
+	ctx, cancelCounters := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancelCounters()
+	if _, err := admin.Counters(ctx, ""); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("late counters: %v", err)
+	}
 	var status *StatusError
 	if err := admin.Quit(t.Context()); !errors.As(err, &status) || status.Status != http.StatusTeapot || status.Body != "no such luck" {
 		t.Errorf("refused: %v", err)
@@ -153,6 +162,9 @@ func TestAdminSupportsEveryAddressForm(t *testing.T) {
 		admin := NewAdmin(addr)
 		if state, err := admin.State(t.Context()); state != "LIVE" || err != nil {
 			t.Errorf("%s: %q, %v", addr, state, err)
+		}
+		if counters, err := admin.Counters(t.Context(), ""); len(counters) != 0 || err != nil {
+			t.Errorf("%s: %v, %v", addr, counters, err)
 		}
 		admin.Close()
 	}

@@ -173,12 +173,22 @@ type Shutdown struct {
 	// Minimum is the minimum duration of the drain. After this time, the drain ends as soon as there are no requests
 	// and connections for which the agent waits.
 	Minimum time.Duration
+	// Quiet is the minimum time without a new request or connection before a drain without active traffic ends early;
+	// 0: the drain does not wait for it. It applies only to proxies that have served requests recently.
+	Quiet time.Duration
 	// TerminationMessage is the file from which Kubernetes reads a container's termination message; empty outside a
 	// pod.
 	TerminationMessage string
 	// Stop is the part of the deadline that the agent reserves for Envoy's exit after SIGTERM.
 	Stop time.Duration
 }
+
+// QuietLimit returns the duration of the drain after which it no longer waits for a quiet period. Istio's proxy ends
+// then.
+func (s Shutdown) QuietLimit() time.Duration { return s.Linger - s.PreDelay }
+
+// EndsEarly reports whether a drain can end early, depending on the arrival of requests.
+func (s Shutdown) EndsEarly() bool { return s.Quiet > 0 && s.Minimum < s.QuietLimit() }
 
 // AppProbes configures the probes of the application. The kubelet sends them to the agent, and the agent forwards them.
 type AppProbes struct {

@@ -82,6 +82,7 @@ var variables = []variable{
 	{name: "ENVOY_ADVISORY_WARNING", setting: "envoy.advisoryWarning", otherwise: "true", given: "false", bad: "x", remedy: "true or false"},
 	{name: "AGENT_DUMPABLE", setting: "agent.dumpable", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
 	{name: "MINIMUM_DRAIN_DURATION", setting: "shutdown.minimum", otherwise: "0s", given: "3s", bad: "x", remedy: "duration", fallback: "5s"},
+	{name: "DRAIN_QUIET_PERIOD", setting: "shutdown.quiet", otherwise: "1s", given: "0s", bad: "-1s", remedy: "duration"},
 	{name: "PRE_DRAIN_DELAY", setting: "shutdown.preDelay", otherwise: "0s", given: "4s", bad: "x", remedy: "duration"},
 	{name: "UNREADY_AFTER_CONTROL_PLANE_LOSS", setting: "health.lossLimit", otherwise: "0s", given: "10m0s", bad: "-1s", remedy: "duration"},
 	{name: "KEEP_CONFIGURATION", setting: "lastGood.keep", otherwise: "true", given: "false", bad: "x", remedy: "true or false"},

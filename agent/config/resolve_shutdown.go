@@ -37,6 +37,7 @@ func (r *resolver) resolveShutdown() {
 	inPod := r.isInPod()
 	r.resolvePreDelay(inPod)
 	r.resolveMinimumDrain(inPod)
+	s.Quiet = env.duration("shutdown.quiet", "DRAIN_QUIET_PERIOD", time.Second)
 	if inPod {
 		s.TerminationMessage = env.text("shutdown.terminationMessage", "TERMINATION_MESSAGE_PATH", "/dev/termination-log", sourceDefault)
 	}

@@ -99,7 +99,7 @@ func TestDefaultsMatchIstio(t *testing.T) {
 	if diff := cmp.Diff(wantCerts, c.Certificates); diff != "" {
 		t.Errorf("certificates: %s", diff)
 	}
-	if want := (Shutdown{Deadline: 28 * time.Second, Linger: 5 * time.Second, Stop: 2 * time.Second}); c.Shutdown != want {
+	if want := (Shutdown{Deadline: 28 * time.Second, Linger: 5 * time.Second, Quiet: time.Second, Stop: 2 * time.Second}); c.Shutdown != want {
 		t.Errorf("shutdown: %+v, want %+v", c.Shutdown, want)
 	}
 }
