@@ -70,7 +70,7 @@ func TestScrapeJoinsEnvoyApplicationsAndAgent(t *testing.T) {
 		}
 	}
 	whole("the status port", body)
-	for _, drainOnly := range []string{"downstream_cx_active", "downstream_rq_active", "downstream_cx_tx_bytes_buffered"} {
+	for _, drainOnly := range []string{"downstream_cx_active", "downstream_rq_active", "downstream_cx_tx_bytes_buffered", "downstream_cx_total", "downstream_rq_total"} {
 		if strings.Contains(body, drainOnly) {
 			t.Errorf("the scrape contains statistics that only the drain needs: %s", drainOnly)
 		}

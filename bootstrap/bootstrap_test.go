@@ -335,7 +335,10 @@ func TestConnectionLimitIsThatOfTheMostSpecificSetting(t *testing.T) {
 }
 
 func TestDrainOnlyStatisticsAreThoseThatUsersDoNotSelect(t *testing.T) {
-	all := []string{"_" + activeConnections, "_" + activeRequests, "_" + unsentBytes}
+	var all []string
+	for _, s := range drainSuffixes {
+		all = append(all, "_"+s)
+	}
 	for name, c := range map[string]struct {
 		matcher     *meshv1.ProxyConfig_ProxyStatsMatcher
 		annotations map[string]string

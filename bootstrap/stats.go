@@ -33,20 +33,15 @@ const (
 // rely on. The lists are short, because each statistic costs memory in every proxy.
 var (
 	requiredPrefixes = []string{"cluster_manager", "listener_manager", "server", "cluster.xds-grpc", "wasm", "control_plane.connected_state"}
-	requiredSuffixes = []string{"rbac.allowed", "rbac.denied", "shadow_allowed", "shadow_denied", activeConnections, activeRequests, unsentBytes,
-		acceptedConnections, acceptedRequests}
-	requiredRegexps = []string{`vhost\..*\.route\..*`}
+	requiredSuffixes = append([]string{"rbac.allowed", "rbac.denied", "shadow_allowed", "shadow_denied"}, drainSuffixes...)
+	requiredRegexps  = []string{`vhost\..*\.route\..*`}
 )
 
-// Statistics for which a draining proxy waits: a listener's connections, the active requests, and the unsent bytes of
-// responses. The counters of accepted connections and requests show whether clients still send.
-const (
-	activeConnections   = "downstream_cx_active"
-	activeRequests      = "downstream_rq_active"
-	unsentBytes         = "downstream_cx_tx_bytes_buffered"
-	acceptedConnections = "downstream_cx_total"
-	acceptedRequests    = "downstream_rq_total"
-)
+// drainSuffixes are the statistics for which a draining proxy waits: a listener's connections, the active requests, and
+// the unsent bytes of responses. The counters of accepted connections and requests show whether clients still send.
+var drainSuffixes = []string{
+	"downstream_cx_active", "downstream_rq_active", "downstream_cx_tx_bytes_buffered", "downstream_cx_total", "downstream_rq_total",
+}
 
 // DrainOnlyStats returns the suffixes of the statistics that the bootstrap includes only for a drain: the user's settings
 // do not select them. With a customized bootstrap, it returns none, because its statistics are not known.
@@ -63,7 +58,7 @@ func DrainOnlyStats(c Config) []string {
 		return nil
 	}
 	var hidden []string
-	for _, stat := range []string{activeConnections, activeRequests, unsentBytes} {
+	for _, stat := range drainSuffixes {
 		if !slices.ContainsFunc(suffixes, func(s string) bool { return strings.HasSuffix(stat, s) || strings.HasSuffix(s, stat) }) {
 			hidden = append(hidden, "_"+stat)
 		}

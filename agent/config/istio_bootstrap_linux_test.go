@@ -40,7 +40,7 @@ var istioDifferences = []struct{ path, reason string }{
 	{`^node\.metadata\.PROXY_CONFIG\.`, "the agent adds its defaults, and the test omits Istio's template"},
 	{`^stats_config\.stats_matcher.*workload_discovery`, "only Istio's Envoy has these statistics"},
 	{`^stats_config\.stats_tags\[(cluster_name|http_conn_manager_prefix)\]\.regex$`, "the expressions also match the names of control planes that do not append a semicolon"},
-	{`^stats_config\.stats_matcher.*(control_plane\.connected_state|downstream_cx_active|downstream_rq_active|downstream_cx_tx_bytes_buffered)`, "readiness and drain read these statistics"},
+	{`^stats_config\.stats_matcher.*(control_plane\.connected_state|downstream_cx_active|downstream_rq_active|downstream_cx_tx_bytes_buffered|downstream_cx_total|downstream_rq_total)`, "readiness and drain read these statistics"},
 	{`\.ignore_global_conn_limit$`, "it applies only to the limit in the runtime, which the bootstrap does not set"},
 	{`^static_resources\.clusters\[xds-grpc\]\.max_requests_per_connection$`, "the deprecated form of the option in typed_extension_protocol_options"},
 	{`^static_resources\.clusters\[xds-grpc\]\.typed_extension_protocol_options\..*max_requests_per_connection$`, "the current form of the option"},

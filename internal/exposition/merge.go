@@ -40,7 +40,8 @@ type Source struct {
 	Help string
 	// Reserved contains name prefixes. Families whose names have one of them are dropped.
 	Reserved []string
-	// HiddenSuffixes contains name suffixes. Families whose names have one of them are dropped without a report.
+	// HiddenSuffixes contains name suffixes. Families whose names in text format have one of them are dropped without a
+	// report.
 	HiddenSuffixes []string
 	// Once drops repeated samples of a series and writes only the first one.
 	Once bool
@@ -198,7 +199,8 @@ type copier struct {
 // another name, or not at all.
 func (c *copier) open(f *family) {
 	c.original, c.current, c.numbered, c.prefix, c.writing, c.stem = *f, *f, f.numericLabelKind(), "", true, c.stem[:0]
-	if slices.ContainsFunc(c.hidden, func(suffix string) bool { return strings.HasSuffix(f.name, suffix) }) {
+	textName, _ := f.typeLine(Text)
+	if slices.ContainsFunc(c.hidden, func(suffix string) bool { return strings.HasSuffix(textName, suffix) }) {
 		c.writing = false
 		return
 	}
