@@ -4,6 +4,7 @@ package version
 import (
 	"fmt"
 	"runtime"
+	"strings"
 )
 
 var (
@@ -16,4 +17,15 @@ var (
 // String returns the line that all programs print as their version.
 func String() string {
 	return fmt.Sprintf("%s (commit %s, %s, %s/%s)", Version, Commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}
+
+// Status returns the state of the source tree from which the program was built, in Istio's words.
+func Status() string {
+	switch {
+	case Commit == "unknown":
+		return "unknown"
+	case strings.HasSuffix(Commit, "-dirty"):
+		return "Modified"
+	}
+	return "Clean"
 }

@@ -2,6 +2,8 @@ package command
 
 import (
 	"bytes"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -154,7 +156,8 @@ func TestRequestCommandMatchesIstio(t *testing.T) {
 			fmt.Fprintf(w, "%d %s %s %s", port, r.Method, r.URL.RequestURI(), body)
 		}
 	}
-	for _, port := range []int{15000, 15020, 15021} {
+	t.Setenv("PROXY_CONFIG", "{statusPort: 16020}")
+	for _, port := range []int{15000, 15020, 15021, 16020} {
 		serveHTTP(t, fmt.Sprintf("127.107.32.1:%d", port), answer(port))
 	}
 	for name, c := range map[string]struct {
@@ -176,7 +179,8 @@ func TestRequestCommandMatchesIstio(t *testing.T) {
 		"port that has none": {[]string{"--debug-port=15004", "GET", "x"}, 1, "connection refused"},
 		"another port":       {[]string{"--debug-port=15001", "GET", "x"}, 2, "15001 is not a port of the proxy"},
 		"too few words":      {[]string{"GET"}, 2, "--help"},
-		"too many words":     {[]string{"GET", "x", "y", "z"}, 2, "--help"},
+		"further words":      {[]string{"GET", "x", "y", "z"}, 0, "15000 GET /x y"},
+		"own status port":    {[]string{"--debug-port=16020", "POST", "drain"}, 0, "16020 POST /drain "},
 		"wrong method":       {[]string{"G T", "x"}, 2, "invalid method"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -215,11 +219,23 @@ func TestVersionFormats(t *testing.T) {
 		"":        version.String() + "\n",
 		"-s":      version.Version + "\n",
 		"--short": version.Version + "\n",
-		"-o json": "\"version\": \"" + version.Version + "\"\n}\n",
-		"-o yaml": "\nversion: " + version.Version + "\n",
+		"-o json": "\"version\": \"" + version.Version + "\"\n  }\n}\n",
+		"-o yaml": "\n    version: " + version.Version + "\n",
 	} {
 		if out, code, err := execute(newVersionCommand(), strings.Fields(args)...); code != 0 || err != nil || !strings.HasSuffix(out, want) {
 			t.Errorf("version %s: code %d, %v, %q", args, code, err, out)
+		}
+	}
+	var info struct {
+		ClientVersion map[string]string `json:"clientVersion"`
+	}
+	out, _, err := execute(newVersionCommand(), "-o", "json")
+	if err := errors.Join(err, json.Unmarshal([]byte(out), &info)); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{"version", "revision", "golang_version", "status", "tag"} { // of Istio's agent
+		if info.ClientVersion[key] == "" {
+			t.Errorf("-o json has no %s: %s", key, out)
 		}
 	}
 	if out, code, err := execute(newVersionCommand(), "-o", "xml"); code != 2 || out != "" || !strings.Contains(err.Error(), "json or yaml") {

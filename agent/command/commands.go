@@ -34,22 +34,28 @@ func Commands() []*cobra.Command {
 	return all
 }
 
+// NewRoot returns the command line of the program pilotfish-agent.
+func NewRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "pilotfish-agent",
+		Short:         "Run and control Envoy as a proxy of the mesh",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	logging.AddHiddenFlags(root.PersistentFlags())
+	root.AddCommand(Commands()...)
+	helptext.WrapFlags(root)
+	return root
+}
+
 // Main runs the program pilotfish-agent and returns its exit code.
 func Main() int {
 	umask.ClearOwnerBits()
 	parsed := false
-	root := &cobra.Command{
-		Use:              "pilotfish-agent",
-		Short:            "Run and control Envoy as a proxy of the mesh",
-		SilenceErrors:    true,
-		SilenceUsage:     true,
-		PersistentPreRun: func(*cobra.Command, []string) { parsed = true },
-	}
-	logging.AddHiddenFlags(root.PersistentFlags())
+	root := NewRoot()
+	root.PersistentPreRun = func(*cobra.Command, []string) { parsed = true }
 	root.SetOut(termtext.NewWriter(os.Stdout))
 	root.SetErr(termtext.NewWriter(os.Stderr))
-	root.AddCommand(Commands()...)
-	helptext.WrapFlags(root)
 	if name := filepath.Base(os.Args[0]); name == redirect.Name {
 		root.SetArgs(append([]string{name}, os.Args[1:]...))
 	}
@@ -100,10 +106,10 @@ func newVersionCommand() *cobra.Command {
 }
 
 func versionText(format string, short bool) (string, error) {
-	info := map[string]string{
-		"version": version.Version, "commit": version.Commit,
-		"go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH,
-	}
+	info := map[string]any{"clientVersion": map[string]string{ // Istio's names
+		"version": version.Version, "revision": version.Commit, "tag": version.Version, "status": version.Status(),
+		"golang_version": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH,
+	}}
 	switch {
 	case short:
 		return version.Version, nil

@@ -20,7 +20,9 @@ func newConfigCommand() *cobra.Command {
 		Short:   "Print the resolved configuration, with the source of each value",
 		Long:    configHelp,
 		Example: "  pilotfish-agent config\n  pilotfish-agent config router -o json",
-		Args:    usageArgs(cobra.MaximumNArgs(1)),
+		Args:    cobra.ArbitraryArgs,
+		// The command line of proxy is accepted, so that its unknown flags are reported, too.
+		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.print(cmd, args, false)
 		},

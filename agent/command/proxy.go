@@ -53,7 +53,7 @@ func newProxyCommand() *cobra.Command {
 		Short:   "Run Envoy as a sidecar or gateway of the mesh",
 		Long:    proxyHelp,
 		Example: "  pilotfish-agent proxy sidecar\n  pilotfish-agent proxy router --dry-run -o yaml",
-		Args:    usageArgs(cobra.MaximumNArgs(1)),
+		Args:    cobra.ArbitraryArgs, // Istio's agent ignores other arguments
 		// Unknown flags are ignored, because pod templates may contain flags of other versions of Istio's agent.
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -105,6 +105,7 @@ func (o *proxyOptions) resolve(cmd *cobra.Command, args []string) (*config.Confi
 	if len(args) > 0 {
 		o.flags.Type = args[0]
 	}
+	warnings := commandLineWarnings(cmd, args)
 	o.flags.LogAsJSON = o.log.JSON
 	o.flags.Changed = map[string]bool{}
 	cmd.Flags().Visit(func(f *pflag.Flag) { o.flags.Changed[f.Name] = true })
@@ -119,6 +120,7 @@ func (o *proxyOptions) resolve(cmd *cobra.Command, args []string) (*config.Confi
 	if err != nil {
 		return nil, usageError{err}
 	}
+	c.Warnings = append(warnings, c.Warnings...)
 	return c, nil
 }
 
@@ -145,13 +147,6 @@ func (o *proxyOptions) prepare(cmd *cobra.Command, args []string) (*config.Confi
 	log, err := o.log.Open(termtext.Raw(cmd.OutOrStdout()), termtext.Raw(cmd.ErrOrStderr()))
 	if err != nil {
 		return nil, nil, usageError{err}
-	}
-	for _, name := range unknownFlags(cmd.Flags(), os.Args[1:]) {
-		if meant := suggest.ClosestWithin(name, flagNames(cmd.Flags()), config.MaxTypos(name)); meant != "" {
-			log.Warn("unknown flag ignored; it may be misspelt", "flag", name, "similar", meant)
-			continue
-		}
-		log.Warn("unknown flag ignored", "flag", name)
 	}
 	o.awaitAddress = func() []netip.Addr {
 		return awaitAddress(cmd.Context(), log.Logger, interfaceAddresses, addressTimeout)
@@ -193,6 +188,24 @@ func runAgent(ctx context.Context, c *config.Config, logger *logging.Log, starte
 		return nil
 	}
 	return err
+}
+
+// commandLineWarnings returns a warning for each argument and flag without an effect.
+func commandLineWarnings(cmd *cobra.Command, args []string) []string {
+	var warnings []string
+	for i, arg := range args {
+		if i > 0 {
+			warnings = append(warnings, fmt.Sprintf("argument %q has no effect; write only the proxy type", arg))
+		}
+	}
+	for _, name := range unknownFlags(cmd.Flags(), os.Args[1:]) {
+		text := fmt.Sprintf("flag %s is unknown and has no effect", name)
+		if meant := suggest.ClosestWithin(name, flagNames(cmd.Flags()), config.MaxTypos(name)); meant != "" {
+			text += "; did you mean " + meant + "?"
+		}
+		warnings = append(warnings, text)
+	}
+	return warnings
 }
 
 // unknownFlags returns the flags on a command line that the set known does not contain.

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pilotfish-mesh/pilotfish/agent"
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/agent/logging"
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 	"github.com/pilotfish-mesh/pilotfish/internal/redact"
@@ -23,7 +24,8 @@ import (
 
 const requestHelp = `Send an HTTP request to Envoy's admin interface (port 15000, the default), the
 agent's status port (15020) or Envoy's readiness port (15021), and print the
-response body. Secrets in the node's metadata are not printed.
+response body. --debug-port also accepts the ports of the proxy's settings.
+Secrets in the node's metadata are not printed.
 
 Requests to the admin interface, and requests to the agent that change its state
 or read debug pages, are sent to the agent's control socket, which only the
@@ -42,8 +44,15 @@ const (
 	agentStatusPort = 15020
 )
 
-// requestPorts are the values of --debug-port. No server listens on 15004 any more, but old tools still use it.
-var requestPorts = []int{envoyAdminPort, 15004, agentStatusPort, 15021}
+// requestPorts are the values of --debug-port: Istio's default ports, and those of this proxy. No server listens on 15004
+// any more, but old tools still use it.
+type requestPorts struct {
+	own config.Ports
+}
+
+func (p requestPorts) list() []int {
+	return slices.Compact(slices.Sorted(slices.Values([]int{envoyAdminPort, 15004, agentStatusPort, 15021, p.own.Admin, p.own.Status, p.own.Readiness})))
+}
 
 func newRequestCommand() *cobra.Command {
 	var port int
@@ -53,19 +62,20 @@ func newRequestCommand() *cobra.Command {
 		Short:   "Send a request to Envoy's admin port or the agent's status port",
 		Long:    requestHelp,
 		Example: "  pilotfish-agent request GET config_dump\n  pilotfish-agent request --debug-port=15020 POST drain",
-		Args:    usageArgs(cobra.RangeArgs(2, 3)),
+		Args:    usageArgs(cobra.MinimumNArgs(2)), // Istio's command ignores further arguments
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if !slices.Contains(requestPorts, port) {
-				return usagef("--debug-port: %d is not a port of the proxy; use one of %v", port, requestPorts)
+			ports := requestPorts{config.ReadPorts(os.Environ())}
+			if !slices.Contains(ports.list(), port) {
+				return usagef("--debug-port: %d is not a port of the proxy; use one of %v", port, ports.list())
 			}
 			body := ""
-			if len(args) == 3 {
+			if len(args) > 2 {
 				body = args[2]
 			}
 			path := "/" + strings.TrimPrefix(args[1], "/")
 			url := "http://" + net.JoinHostPort(proxyHost(), strconv.Itoa(port)) + path
 			client := dial.LocalhostClient(requestTimeout)
-			if onSocket, ok := controlURL(port, path); ok {
+			if onSocket, ok := ports.controlURL(port, path); ok {
 				if control := agent.DialControl(configPath); control.IsReachable(cmd.Context()) {
 					url, client = onSocket, control.HTTPClient(requestTimeout)
 				}
@@ -81,13 +91,13 @@ func newRequestCommand() *cobra.Command {
 
 // controlURL returns the URL on the control socket with the same content as path on the port. ok is false if the
 // control socket does not serve that content.
-func controlURL(port int, path string) (url string, ok bool) {
-	if port == envoyAdminPort {
+func (p requestPorts) controlURL(port int, path string) (url string, ok bool) {
+	if port == envoyAdminPort || port == p.own.Admin {
 		return agent.ControlBaseURL + agent.AdminPath + path, true
 	}
 	page, _, _ := strings.Cut(path, "?")
 	private := page == "/drain" || page == "/quitquitquit" || strings.HasPrefix(page, "/debug/")
-	return agent.ControlBaseURL + path, port == agentStatusPort && private
+	return agent.ControlBaseURL + path, private && (port == agentStatusPort || port == p.own.Status)
 }
 
 // bodyWriter returns the writer for response bodies. It escapes control characters if the output is a terminal. To a

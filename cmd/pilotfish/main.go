@@ -78,7 +78,7 @@ also contains the control plane, and the agent that runs one proxy.`,
 	}
 	bookshop := demo.NewBookshopCommand()
 	bookshop.Hidden = true
-	root.AddCommand(bookshop, mesh.NewGuardCommand())
+	root.AddCommand(bookshop, mesh.NewGuardCommand(), newCollateralCommand())
 	for _, c := range root.Commands() {
 		if c.HasSubCommands() && !c.Runnable() { // by default, cobra prints the help for an unknown subcommand and succeeds
 			c.Args = refuseUnknown
