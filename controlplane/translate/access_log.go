@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// accessLogs returns the access loggers of a filter chain that write logs. metricLogs returns those that record
+// accessLogs returns the access loggers of a filter chain that write log entries. metricLogs returns those that record
 // metrics.
 func (v proxyView) accessLogs(c chain) []*accesslogv3.AccessLog {
 	var out []*accesslogv3.AccessLog
@@ -23,8 +23,8 @@ func (v proxyView) accessLogs(c chain) []*accesslogv3.AccessLog {
 		}
 		var filters []*accesslogv3.AccessLogFilter
 		if !c.requests && v.metrics(c.direction()).enabled {
-			// With metrics enabled, Envoy also calls access loggers when a connection is established (the metrics need
-			// that event). The filter limits access logs to one entry per connection, written at its end.
+			// If metrics are enabled, Envoy calls access loggers also when a connection is established, because the
+			// metrics need that event. This filter limits log entries to one per connection, at its end.
 			filters = append(filters, logTypes(datav3.AccessLogType_TcpConnectionEnd))
 		}
 		if l.Filter != "" && config.CheckCEL(l.Filter) == nil {

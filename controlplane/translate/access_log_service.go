@@ -15,11 +15,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// bootstrapLogCluster is the cluster of the log service in ProxyConfig. The agent defines it in the bootstrap.
+// bootstrapLogCluster is the cluster of the log service in ProxyConfig. The agent defines the cluster in the bootstrap.
 const bootstrapLogCluster = "envoy_accesslog_service"
 
-// providerCluster returns the cluster of a provider's service, which is written "[namespace/]host". ok is false if the
-// service or its port is not visible to the proxy.
+// providerCluster returns the cluster of a provider's service. The provider specifies the service as
+// "[namespace/]host". ok is false if the service or its port is not visible to the proxy.
 func (v proxyView) providerCluster(service string, port uint32) (cluster, host string, ok bool) {
 	namespace, host, qualified := strings.Cut(service, "/")
 	if !qualified {
@@ -79,7 +79,7 @@ func (v proxyView) connectionService(c chain, p *meshconfig.MeshConfig_Extension
 	})
 }
 
-// bootstrapLogService returns the gRPC access log that uses the log service of the bootstrap.
+// bootstrapLogService returns the gRPC access log that sends entries to bootstrapLogCluster.
 func (v proxyView) bootstrapLogService(c chain) *accesslogv3.AccessLog {
 	if c.requests {
 		return typedLog("envoy.access_loggers.http_grpc", &grpclogv3.HttpGrpcAccessLogConfig{

@@ -31,8 +31,8 @@ type authorizer struct {
 }
 
 // authorizers returns all authorizers that the proxy can reach, in the order of the mesh configuration. Their filters
-// are always present, so that a changed policy modifies only routes. New routes apply to the next request, also on open
-// connections; new filters would apply only to new connections.
+// are always present, so that a change of a policy affects only routes. New routes apply to the next request, even on
+// open connections. New filters would apply only to new connections.
 func (v proxyView) authorizers() []authorizer {
 	var out []authorizer
 	for _, p := range v.s.Mesh.GetExtensionProviders() {
@@ -81,9 +81,9 @@ func (v proxyView) customFilters() []*hcmv3.HttpFilter {
 	return out
 }
 
-// denyUnchecked adds DENY rules for requests that require a check but were not marked for it. This happens on
-// connections that were opened before the provider was configured: they retain their old filters, without those of the
-// provider.
+// denyUnchecked adds DENY rules for requests that require a check but were not marked for it. Such requests occur on
+// connections that were opened before the provider was configured. These connections retain their old filters, without
+// those of the provider.
 func denyUnchecked(deny, rules *rbacv3.RBAC, provider string) *rbacv3.RBAC {
 	if deny == nil {
 		deny = &rbacv3.RBAC{Action: rbacv3.RBAC_DENY, Policies: map[string]*rbacv3.Policy{}}
@@ -189,7 +189,7 @@ func bodyInCheck(b *meshconfig.MeshConfig_ExtensionProvider_EnvoyExternalAuthori
 	}
 }
 
-// statusOnError parses a status code. It returns nil, for which Envoy uses 403, if text is not a valid code.
+// statusOnError parses a status code. If text is not a valid code, it returns nil, for which Envoy uses 403.
 func statusOnError(text string) *typev3.HttpStatus {
 	code, err := strconv.ParseInt(text, 10, 32)
 	if err != nil || code == 0 || typev3.StatusCode_name[int32(code)] == "" {

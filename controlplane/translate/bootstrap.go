@@ -8,8 +8,8 @@ import (
 )
 
 // Bootstrap returns the JSON that EnvoyFilters merge into the bootstrap of a proxy, with Envoy's field names. It
-// returns nil if no EnvoyFilter patches the bootstrap. When a proxy requests its bootstrap, only its type, namespace
-// and labels are known. Patches with other conditions therefore do not apply.
+// returns nil if no EnvoyFilter patches the bootstrap. When a proxy requests its bootstrap, the control plane knows
+// only its type, namespace and labels. Patches with other conditions therefore do not apply.
 func Bootstrap(s *snapshot.Snapshot, p *Proxy) ([]byte, error) {
 	merged := p.patches(s).Bootstrap(p.Type == Router)
 	if merged == nil {

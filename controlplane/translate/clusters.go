@@ -18,8 +18,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// Clusters returns all clusters of the proxy. The clusters of visible services are first, sorted by name, each followed
-// by its subsets. The clusters of the workload and the remaining clusters follow.
+// Clusters returns all clusters of the proxy. First are the clusters of visible services, sorted by name, each followed
+// by those of its subsets. Then follow the clusters of the workload's ports and all other clusters.
 func Clusters(s *snapshot.Snapshot, p *Proxy) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	out, err := v.serviceClusters()
@@ -40,7 +40,7 @@ func Clusters(s *snapshot.Snapshot, p *Proxy) ([]*xds.Resource, error) {
 	return append(out, added...), err
 }
 
-// NamedClusters returns the clusters with the specified names, in the order of the names. Unknown names are skipped.
+// NamedClusters returns the clusters with these names, in the order of the names. It skips unknown names.
 func NamedClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	out, err := v.namedClusters(names)
@@ -117,8 +117,8 @@ func findServiceCluster(s *snapshot.Snapshot, p *Proxy, name string) (serviceClu
 	return newServiceCluster(s, p, svc, number, rule).withSubset(subset, s, p), true
 }
 
-// serviceCluster is one cluster of a service's port. It is also the cache key of the resource, so it contains
-// everything that the cluster depends on.
+// serviceCluster is one cluster of a service's port. It is also the cache key of the resource, so it contains all
+// values on which the cluster depends.
 type serviceCluster struct {
 	svc    *registry.Service
 	port   uint32
@@ -126,29 +126,30 @@ type serviceCluster struct {
 	rule   *snapshot.DestinationRule
 	facts  *snapshot.Facts
 	mesh   *meshconfig.MeshConfig
-	// instances is set if the cluster contains its endpoints, because Envoy resolves their host names itself.
+	// instances is set if the cluster itself contains its endpoints, because Envoy resolves their host names.
 	instances *snapshot.Instances
 	// originalDst: the cluster uses the original destination address of a captured connection.
 	originalDst bool
 	// family selects the address family for DNS lookups.
 	family clusterv3.Cluster_DnsLookupFamily
-	// credential is the part of the rule's Secret that the caller may use.
+	// credential is the part of the DestinationRule's Secret that the proxy may use.
 	credential credential
-	// noFiles: the caller is a gateway that must not use client certificates from the files that the rule names.
+	// noFiles: the proxy is a gateway, which must not use the client certificate files that the DestinationRule names.
 	noFiles bool
-	// localityKey identifies the caller's locality or labels if the selection of endpoints depends on them.
+	// localityKey identifies the proxy's locality or labels, if the selection of endpoints depends on them.
 	localityKey string
-	// selfDiscovery: the caller receives the zones of its own service's endpoints (see zone_aware.go).
+	// selfDiscovery: the proxy receives the zones of its own service's endpoints (see zone_aware.go).
 	selfDiscovery bool
-	// refused: the caller must not connect to the host of this service; the cluster has no endpoints.
+	// refused: the proxy must not connect to the host of this service. The cluster then has no endpoints.
 	refused bool
-	// noOriginalDst: the rule's load balancer PASSTHROUGH has no effect, because only the kernel's redirection verifies
-	// the original destination. A gateway's clients choose the one in a header of the PROXY protocol.
+	// noOriginalDst: the load balancer PASSTHROUGH of the DestinationRule has no effect. The original destination is
+	// trustworthy only if the kernel redirects the connection. At a gateway, clients can choose it with a PROXY
+	// protocol header.
 	noOriginalDst bool
 }
 
-// instanceSubset replaces the subset name in clusters that forward a request to the instance that the client connected
-// to (headless services). It is not a valid subset name.
+// instanceSubset replaces the subset name in clusters of headless services that forward a request to the instance to
+// which the client connected. It is not a valid subset name.
 const instanceSubset = "*"
 
 // hasInstanceCluster reports whether a service's port has an additional cluster for connections to one instance.
@@ -181,7 +182,7 @@ func listServiceClusters(s *snapshot.Snapshot, p *Proxy) []serviceCluster {
 	return out
 }
 
-// instances returns the endpoints of a service that the proxy may call.
+// instances returns the endpoints of a service to which the proxy may connect.
 func (p *Proxy) instances(s *snapshot.Snapshot, svc *registry.Service) *snapshot.Instances {
 	if p.Type == Router {
 		return s.Instances(svc).ForGateways()
@@ -202,15 +203,15 @@ func newServiceCluster(s *snapshot.Snapshot, p *Proxy, svc *registry.Service, po
 		refusal := s.Registry.Options().Refusal(svc.Hostname, declared.TargetPort)
 		c.refused = refusal.AppliesToAll() || p.Type == Router && refusal.GatewaysOnly
 	case registry.Static:
-		// TCP connections are sent to the instance that the caller selected. HTTP requests are balanced as the rules
-		// specify.
+		// TCP connections are forwarded to the instance that the client selected. HTTP requests are balanced as the
+		// rules specify.
 		declared, _ := svc.Port(port)
 		c.originalDst = svc.Headless() && !declared.Protocol.IsHTTP() && p.isCaptured()
 	}
 	return c
 }
 
-// withSubset returns a copy of the cluster for a subset. It sets the values that depend on the calling proxy.
+// withSubset returns a copy of the cluster for a subset. It sets the values that depend on the proxy.
 func (c serviceCluster) withSubset(subset string, s *snapshot.Snapshot, p *Proxy) serviceCluster {
 	c.subset = subset
 	c.originalDst = c.originalDst || subset == instanceSubset
@@ -224,7 +225,7 @@ func (c serviceCluster) withSubset(subset string, s *snapshot.Snapshot, p *Proxy
 
 func (c serviceCluster) name() string { return OutboundCluster(c.svc.Hostname, c.subset, c.port) }
 
-// subsetName returns the name of the subset in the rule.
+// subsetName returns the name of the subset in the DestinationRule.
 func (c serviceCluster) subsetName() string { return strings.TrimPrefix(c.subset, instanceSubset) }
 
 func (c serviceCluster) resource(s *snapshot.Snapshot, patches envoyfilter.ClusterPatches) (*xds.Resource, error) {
@@ -237,7 +238,7 @@ func (c serviceCluster) resource(s *snapshot.Snapshot, patches envoyfilter.Clust
 	})
 }
 
-// serviceClusterKey contains everything that a service's cluster depends on.
+// serviceClusterKey contains all values on which a service's cluster depends.
 type serviceClusterKey struct {
 	serviceCluster
 	patches string
@@ -282,8 +283,8 @@ func (c serviceCluster) build() *clusterv3.Cluster {
 }
 
 // statName returns the cluster's name in statistics. As in Istio, a semicolon marks its end, so that the bootstrap's
-// tag extraction matches the whole name. Without it, only the part before the first dot of a host outside cluster.local
-// would become a label, and the rest would create separate metric families.
+// tag extraction matches the whole name. Otherwise, for a host outside cluster.local, only the part before the first
+// dot would become a label, and the rest would create separate metric families.
 func statName(cluster string) string { return cluster + ";" }
 
 // setDiscovery sets how Envoy discovers the cluster's endpoints.
@@ -295,7 +296,7 @@ func (c serviceCluster) setDiscovery(cluster *clusterv3.Cluster) {
 		cluster.DnsLookupFamily = c.family
 		setDNSRefresh(cluster)
 		cluster.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}
-		// In a logical DNS cluster Envoy accepts only one endpoint.
+		// Envoy accepts only one endpoint in a logical DNS cluster.
 		if c.svc.Resolution == registry.DNSRoundRobin && countEndpoints(assignment) == 1 {
 			cluster.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_LOGICAL_DNS}
 		}
@@ -315,9 +316,9 @@ func (c serviceCluster) setDiscovery(cluster *clusterv3.Cluster) {
 	}
 }
 
-// dnsFamily returns the address families to look up. If both are looked up, Envoy connects to the first address that
-// responds (Happy Eyeballs). A strict DNS cluster treats each address as an endpoint and cannot find out which family
-// is reachable, so it prefers IPv4.
+// dnsFamily returns the address families that Envoy looks up. If both are looked up, Envoy connects to the first
+// address that responds (Happy Eyeballs). A strict DNS cluster treats each address as an endpoint and cannot find out
+// which family is reachable, so it prefers IPv4.
 func (p *Proxy) dnsFamily(how registry.Resolution) clusterv3.Cluster_DnsLookupFamily {
 	switch {
 	case !p.IPv4:
@@ -328,8 +329,8 @@ func (p *Proxy) dnsFamily(how registry.Resolution) clusterv3.Cluster_DnsLookupFa
 	return clusterv3.Cluster_V4_PREFERRED
 }
 
-// setDNSRefresh makes Envoy respect the TTL of DNS records, and resolve every minute if a record has none. The fields
-// are deprecated. The cluster type that replaces them is incomplete in the oldest supported Envoy.
+// setDNSRefresh makes Envoy respect the TTL of DNS records, and resolve every minute if a record has none. These fields
+// are deprecated, but the cluster type that replaces them is incomplete in the oldest supported Envoy.
 func setDNSRefresh(cluster *clusterv3.Cluster) {
 	//lint:ignore SA1019 see above
 	cluster.RespectDnsTtl = true

@@ -40,8 +40,9 @@ func (v proxyView) mayCallWith(name string) bool {
 	return v.p.Type != Router || v.s.IsAnyGatewayAccount(v.p.Namespace, v.p.ServiceAccount) || !v.isUnlisted(name)
 }
 
-// originationContext returns the TLS context that the settings specify, or nil if its certificates are not available to
-// the caller. A gateway's files may contain its certificate of the mesh, which the authors of other namespaces must not use.
+// originationContext returns the TLS context that the settings specify, or nil if the caller may not use its
+// certificates. With noFiles, a gateway does not use client certificates in files: they could be its own mesh
+// certificate, which rules of other namespaces must not use.
 func (c serviceCluster) originationContext(settings *networking.ClientTLSSettings) *tlsv3.CommonTlsContext {
 	common := &tlsv3.CommonTlsContext{TlsParams: tlsParameters(c.mesh.GetTlsDefaults())}
 	mutual, verified := settings.GetMode() == networking.ClientTLSSettings_MUTUAL, !settings.GetInsecureSkipVerify().GetValue()
@@ -74,8 +75,8 @@ func (c serviceCluster) originationContext(settings *networking.ClientTLSSetting
 	return common
 }
 
-// stripCluster removes the endpoints of a cluster whose certificate the proxy cannot get. Envoy would otherwise wait
-// for the certificate, and meanwhile delay all later resources.
+// stripCluster removes the endpoints of a cluster whose certificate the proxy cannot receive. Otherwise Envoy would
+// wait for the certificate, and meanwhile delay all later resources.
 func stripCluster(c *clusterv3.Cluster) *clusterv3.Cluster {
 	return &clusterv3.Cluster{
 		Name: c.GetName(), AltStatName: c.GetAltStatName(), ConnectTimeout: c.GetConnectTimeout(), Metadata: c.GetMetadata(),

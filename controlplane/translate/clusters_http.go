@@ -20,9 +20,9 @@ func setHTTPOptions(cluster *clusterv3.Cluster, options *httpv3.HttpProtocolOpti
 	cluster.TypedExtensionProtocolOptions = map[string]*anypb.Any{httpOptionsName: anyOf(options)}
 }
 
-// speaksHTTP2 reports whether a cluster uses HTTP/2: if the port is declared as HTTP/2 or gRPC, and between sidecars.
-// Between sidecars, multiplexing on one connection costs a quarter less than HTTP/1.1. The upstream sidecar uses the
-// port's declared protocol to its workload.
+// speaksHTTP2 reports whether a cluster uses HTTP/2. It does if the port is declared as HTTP/2 or gRPC, and between
+// sidecars. There, multiplexing on one connection costs a quarter less than HTTP/1.1. To its workload, the upstream
+// sidecar uses the port's declared protocol.
 func (c serviceCluster) speaksHTTP2(port registry.Port, traffic snapshot.Traffic, security upstreamSecurity) bool {
 	switch traffic.ConnectionPool.GetHttp().GetH2UpgradePolicy() {
 	case networking.ConnectionPoolSettings_HTTPSettings_UPGRADE:
@@ -102,8 +102,8 @@ func explicitHTTP2(o *corev3.Http2ProtocolOptions) *httpv3.HttpProtocolOptions_E
 	}}
 }
 
-// plainHTTPOptions are the options of a cluster to which no DestinationRule applies: the workload's own port, or
-// destinations outside the mesh.
+// plainHTTPOptions returns the options of a cluster to which no DestinationRule applies: one for the workload's own
+// port, or for destinations outside the mesh.
 func plainHTTPOptions(http2 bool) *httpv3.HttpProtocolOptions {
 	if http2 {
 		return &httpv3.HttpProtocolOptions{UpstreamProtocolOptions: explicitHTTP2(http2Options(nil))}

@@ -14,22 +14,23 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// upstreamSecurity specifies how connections to a cluster's endpoints are secured.
+// upstreamSecurity specifies whether and how connections to a cluster's endpoints use TLS.
 type upstreamSecurity struct {
 	// context is the TLS configuration; nil means plaintext.
 	context *tlsv3.UpstreamTlsContext
-	// auto: TLS is used only for endpoints with a sidecar.
+	// auto: connections use TLS only to endpoints with a sidecar.
 	auto bool
-	// unusable: a required certificate or CA certificate does not exist, or the caller may not use it. The cluster then
+	// unusable: a required certificate or CA certificate does not exist, or the proxy may not use it. The cluster then
 	// has no endpoints.
 	unusable bool
 	// mesh: TLS uses the mesh's identities.
 	mesh bool
-	// autoSNI sets the SNI to the host of each request; autoSAN also verifies the certificate against it.
+	// autoSNI sets the SNI to the host of each request. autoSAN also verifies that the server's certificate is for this
+	// host.
 	autoSNI, autoSAN bool
 }
 
-// meshTLS reports whether connections may use the mesh's mutual TLS.
+// meshTLS reports whether connections may use mutual TLS with the mesh's identities.
 func (u upstreamSecurity) meshTLS() bool { return u.mesh }
 
 func (u upstreamSecurity) apply(cluster *clusterv3.Cluster) {
@@ -47,7 +48,7 @@ func (u upstreamSecurity) apply(cluster *clusterv3.Cluster) {
 	}
 }
 
-// sendProxyHeader makes connections start with a PROXY protocol header.
+// sendProxyHeader makes the proxy send a PROXY protocol header at the start of each connection.
 func sendProxyHeader(cluster *clusterv3.Cluster, settings *networking.TrafficPolicy_ProxyProtocol) {
 	if settings == nil {
 		return
@@ -89,8 +90,8 @@ func tlsSocket(context *tlsv3.UpstreamTlsContext) *corev3.TransportSocket {
 	}
 }
 
-// security returns the security that the rule specifies. Without a rule, mutual TLS is used for endpoints with a
-// sidecar.
+// security returns the security that the DestinationRule specifies. Without a rule, connections use mutual TLS to
+// endpoints with a sidecar.
 func (c serviceCluster) security(port registry.Port, traffic snapshot.Traffic) upstreamSecurity {
 	settings := traffic.TLS
 	if settings == nil {
@@ -114,7 +115,7 @@ func (c serviceCluster) security(port registry.Port, traffic snapshot.Traffic) u
 	return c.originateTLS(port, traffic, settings)
 }
 
-// meshContext returns TLS with the mesh's identities on both sides.
+// meshContext returns a TLS context with the mesh's identities on both sides.
 func (c serviceCluster) meshContext(port registry.Port, traffic snapshot.Traffic, settings *networking.ClientTLSSettings) *tlsv3.UpstreamTlsContext {
 	sni := settings.GetSni()
 	if sni == "" {

@@ -16,8 +16,8 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// circuitBreakers returns a rule's limits. Without a rule there are no limits, as in Istio: Envoy's defaults (1,024
-// connections, 3 retries) are too low for a mesh.
+// circuitBreakers returns the limits that a DestinationRule specifies. Without a rule there are no limits, as in Istio,
+// because Envoy's defaults (1,024 connections, 3 retries) are too low for a mesh.
 func circuitBreakers(pool *networking.ConnectionPoolSettings, retries *networking.TrafficPolicy_RetryBudget) *clusterv3.CircuitBreakers {
 	t := &clusterv3.CircuitBreakers_Thresholds{
 		MaxConnections:     u32(math.MaxUint32),
@@ -30,7 +30,7 @@ func circuitBreakers(pool *networking.ConnectionPoolSettings, retries *networkin
 	setLimit(&t.MaxPendingRequests, pool.GetHttp().GetHttp1MaxPendingRequests())
 	setLimit(&t.MaxRequests, pool.GetHttp().GetHttp2MaxRequests())
 	setLimit(&t.MaxRetries, pool.GetHttp().GetMaxRetries())
-	if retries != nil { // the budget replaces the fixed number of retries
+	if retries != nil { // the budget replaces the fixed maximum number of retries
 		t.MaxRetries = nil
 		t.RetryBudget = &clusterv3.CircuitBreakers_Thresholds_RetryBudget{
 			BudgetPercent: &typev3.Percent{Value: 20}, MinRetryConcurrency: u32(3), BudgetInterval: retries.GetBudgetInterval(),
@@ -115,7 +115,7 @@ func setConsistentHash(cluster *clusterv3.Cluster, hash *networking.LoadBalancer
 	cluster.LbConfig = &clusterv3.Cluster_RingHashLbConfig_{RingHashLbConfig: &clusterv3.Cluster_RingHashLbConfig{MinimumRingSize: wrapperspb.UInt64(size)}}
 }
 
-// Envoy's limits of the table sizes.
+// Envoy's maximum values of the table sizes.
 const (
 	maxRingSize   = 8 << 20
 	maxMaglevSize = 5_000_011
@@ -137,7 +137,7 @@ func primeFrom(n uint64) uint64 {
 	}
 }
 
-// setSlowStart makes the traffic share of new endpoints grow gradually.
+// setSlowStart makes the share of requests that a new endpoint receives grow gradually.
 func setSlowStart(cluster *clusterv3.Cluster, lb *networking.LoadBalancerSettings) {
 	slow := &clusterv3.Cluster_SlowStartConfig{SlowStartWindow: lb.GetWarmupDurationSecs()}
 	if w := lb.GetWarmup(); w != nil {
@@ -160,8 +160,8 @@ func setSlowStart(cluster *clusterv3.Cluster, lb *networking.LoadBalancerSetting
 	}
 }
 
-// setOutlierDetection ejects endpoints only after consecutive errors, as Istio does. Ejection by success rate would
-// eject average endpoints of a small set.
+// setOutlierDetection ejects endpoints only after consecutive errors, as Istio does. It disables ejection by success
+// rate, which would eject average endpoints if there are few.
 func setOutlierDetection(cluster *clusterv3.Cluster, o *networking.OutlierDetection) {
 	if o == nil || cluster.CommonLbConfig == nil {
 		return
@@ -191,21 +191,21 @@ func setOutlierDetection(cluster *clusterv3.Cluster, o *networking.OutlierDetect
 	cluster.CommonLbConfig.HealthyPanicThreshold = &typev3.Percent{Value: float64(o.GetMinHealthPercent())}
 }
 
-// consecutiveThreshold returns the threshold of consecutive errors and the percentage of enforcement. If the rule sets
-// 0, the percentage is 0, which disables the ejection.
+// consecutiveThreshold returns the threshold of consecutive errors, and the percentage for which ejection is enforced.
+// If the rule sets 0, the percentage is 0, which disables the ejection.
 func consecutiveThreshold(n *wrapperspb.UInt32Value) (threshold, enforcing *wrapperspb.UInt32Value) {
 	switch {
 	case n == nil:
 		return nil, nil
 	case n.GetValue() == 0:
-		// Envoy requires a threshold of at least one even if it is not enforced.
+		// Envoy requires a threshold of at least one, even if ejection is not enforced.
 		return nil, u32(0)
 	}
 	return u32(n.GetValue()), u32(100)
 }
 
-// errorCodes returns the status codes that outlier detection counts as errors instead of 5xx. It returns nil if the
-// rule has none.
+// errorCodes returns the status codes that outlier detection counts as errors in place of 5xx. It returns nil if the
+// rule specifies none.
 func errorCodes(o *networking.OutlierDetection) *httpv3.HttpProtocolOptions_OutlierDetection {
 	codes := o.GetOutlierDetectionHttpErrorCodes()
 	if len(codes) == 0 {

@@ -10,8 +10,8 @@ const (
 	inboundSide side = iota
 	// outboundSide is traffic from the proxy's workload.
 	outboundSide
-	// edgeSide is traffic at a gateway. Its clients are outside the mesh, so the peer address of a connection is the
-	// client's address.
+	// edgeSide is traffic at a gateway. Its clients are outside the mesh, and a connection's peer address is the
+	// address of such a client.
 	edgeSide
 )
 
@@ -19,13 +19,13 @@ const (
 // metrics of the chain.
 type traffic struct {
 	side side
-	// port is the workload's port for inbound traffic, the service's port for outbound traffic, and the server's port
-	// at a gateway. It is 0 for all ports that share the catch-all chain.
+	// port is the workload's port for inbound traffic, the service's port for outbound traffic, or the server's port at
+	// a gateway. It is 0 for the ports that share the catch-all chain.
 	port uint32
 	// protocol is the declared protocol of the port.
 	protocol registry.Protocol
 	// mtls: the chain accepts the mesh's mutual TLS.
 	mtls bool
-	// byName: Envoy may forward a request to the host in its Host header, which Envoy resolves with DNS.
+	// byName: Envoy may forward a request to the host in its Host header, which Envoy then resolves with DNS.
 	byName bool
 }

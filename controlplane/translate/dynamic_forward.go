@@ -17,9 +17,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// dnsCache is shared by the filter that resolves names and by the clusters that connect to these names. Envoy matches
-// caches by name. It rejects a cache that has the name of an existing one but other settings, even if the existing one
-// belongs to an earlier configuration.
+// dnsCache returns the DNS cache that the filter that resolves names shares with the clusters that connect to these
+// names. Envoy identifies caches by name. It rejects a cache that has the name of an existing one but other settings,
+// even if the existing one belongs to an earlier configuration.
 func dnsCache(family clusterv3.Cluster_DnsLookupFamily) *dfpcommonv3.DnsCacheConfig {
 	name := "outside"
 	if family != clusterv3.Cluster_V4_PREFERRED {
@@ -42,13 +42,14 @@ func setDynamicForward(cluster *clusterv3.Cluster, family clusterv3.Cluster_DnsL
 	setHTTPOptions(cluster, options)
 }
 
-// setAutoSNI sets the options that Envoy requires for clusters that connect to the host in the request: the server
-// certificate must match the requested name. Envoy requires them also without TLS.
+// setAutoSNI sets the options that Envoy requires for clusters that connect to the host in the request: Envoy verifies
+// that the server's certificate is for the requested name. Envoy requires these options even without TLS.
 func setAutoSNI(options *httpv3.HttpProtocolOptions) {
 	options.UpstreamHttpProtocolOptions = &corev3.UpstreamHttpProtocolOptions{AutoSni: true, AutoSanValidation: true}
 }
 
-// Names of the filters that set the host and port of a request to such a cluster. Routes configure them.
+// Names of the filters that set the host and port of requests to clusters that resolve names. Routes configure these
+// filters.
 const (
 	nameFilter   = "pilotfish.name"
 	targetFilter = "pilotfish.place"
@@ -56,8 +57,8 @@ const (
 	nameMetadata = "pilotfish.name"
 )
 
-// dynamicForwardFilters resolve the host that the route specifies. If the route specifies none, as for hosts outside
-// the mesh, they resolve the host in the request.
+// dynamicForwardFilters returns the filters that resolve the host that the route specifies. If the route specifies
+// none, as for hosts outside the mesh, they resolve the host in the request.
 func (p *Proxy) dynamicForwardFilters() []*hcmv3.HttpFilter {
 	return []*hcmv3.HttpFilter{
 		httpFilter(nameFilter, &headertometadatav3.Config{}),
@@ -69,8 +70,8 @@ func (p *Proxy) dynamicForwardFilters() []*hcmv3.HttpFilter {
 	}
 }
 
-// hasDynamicForward reports whether the proxy forwards captured requests for a visible service to the host in the
-// request.
+// hasDynamicForward reports whether the proxy forwards captured requests to the host in the request, for at least one
+// visible service.
 func (v proxyView) hasDynamicForward() bool {
 	if !v.cache.byNameKnown {
 		v.cache.byName = slices.ContainsFunc(v.scope.Services, func(svc *registry.Service) bool { return svc.ByName })

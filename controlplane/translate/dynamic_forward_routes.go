@@ -19,14 +19,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// For services that Envoy resolves by name, the service determines the destination: the request's host must match the
+// If Envoy resolves a service by name, the service still determines the destination: the request's host must match the
 // service's host, and the port is that of the service. Otherwise a client could make the proxy connect to any host.
 
 // isCaptured reports whether the kernel redirects connections to the proxy, which then knows their original
 // destination.
 func (p *Proxy) isCaptured() bool { return p.Interception == Redirect && p.Type == Sidecar }
 
-// carriesHostName reports whether connections of the protocol start with the host name: HTTP requests and TLS
+// carriesHostName reports whether connections of the protocol begin with the host name. HTTP requests and TLS
 // handshakes do.
 func carriesHostName(p registry.Protocol) bool {
 	return p.IsHTTP() || p == registry.TLS || p == registry.HTTPS

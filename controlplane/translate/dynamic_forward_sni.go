@@ -11,8 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// tcpFiltersForHosts returns the filters of TLS connections with one of the specified server names. If Envoy resolves
-// the service by name, it connects to the SNI at the service's port. All specified names must then match the service's
+// tcpFiltersForHosts returns the filters of TLS connections whose SNI is one of names. If Envoy resolves the service by
+// name, it connects to the host in the SNI, at the service's port. In this case, all names must match the service's
 // host.
 func (v proxyView) tcpFiltersForHosts(t traffic, statPrefix string, names []string, to []clusterWeight) []*listenerv3.Filter {
 	to = slices.Clone(to)
@@ -38,7 +38,7 @@ func (v proxyView) tcpFiltersForHosts(t traffic, statPrefix string, names []stri
 	return slices.Insert(out, len(out)-1, resolve)
 }
 
-// findSNIForwardTarget returns the service and port of a cluster whose connections are forwarded to the host in the
+// findSNIForwardTarget returns the service and port of a cluster to which Envoy forwards connections by the host in the
 // SNI. ok is false for other clusters.
 func (v proxyView) findSNIForwardTarget(cluster string) (svc *registry.Service, port uint32, ok bool) {
 	host, _, number, ok := parseOutbound(cluster)
@@ -56,7 +56,7 @@ func (v proxyView) findSNIForwardTarget(cluster string) (svc *registry.Service, 
 	return svc, declared.TargetPort, true
 }
 
-// coversAll reports whether names is not empty and host, which may be a pattern, matches all of them.
+// coversAll reports whether names is not empty and host matches all of them. host may be a pattern.
 func coversAll(host string, names []string) bool {
 	return len(names) > 0 && !slices.ContainsFunc(names, func(name string) bool { return !snapshot.MatchHost(host, strings.ToLower(name)) })
 }

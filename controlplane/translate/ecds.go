@@ -2,7 +2,7 @@ package translate
 
 import "github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 
-// patchedExtensions returns the extension configurations that EnvoyFilters add, filtered by name.
+// patchedExtensions returns the extension configurations that EnvoyFilters add and for whose name wanted returns true.
 func (v proxyView) patchedExtensions(wanted func(name string) bool) ([]*xds.Resource, error) {
 	var out []*xds.Resource
 	for _, name := range v.patches.Extensions(v.p.Type == Router) {

@@ -15,8 +15,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// Endpoints returns the load assignments of the named clusters. Unknown names are skipped. Without names it returns the
-// assignments of all EDS clusters.
+// Endpoints returns the load assignments of the clusters with these names. It skips unknown names. Without names it
+// returns the assignments of all EDS clusters.
 func Endpoints(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	out, err := v.serviceAssignments(names)
@@ -46,12 +46,12 @@ func findAssignmentClusters(s *snapshot.Snapshot, p *Proxy, names []string) []se
 	return out
 }
 
-// assignmentKey contains everything that a load assignment depends on.
+// assignmentKey contains all values on which a load assignment depends.
 type assignmentKey struct {
 	svc       *registry.Service
 	port      uint32
 	subset    string
-	rule      *snapshot.DestinationRule // nil without a subset: the rule does not affect the endpoints then
+	rule      *snapshot.DestinationRule // nil if there is no subset: the rule then does not affect the endpoints
 	instances *snapshot.Instances
 	// near identifies the caller's locality, and the mesh configuration, if the endpoints depend on the locality.
 	near string
@@ -97,7 +97,7 @@ func (c serviceCluster) endpoints(instances *snapshot.Instances) []snapshot.Endp
 	return out
 }
 
-// loadAssignment groups endpoints by locality, sorted by the localities' names.
+// loadAssignment groups endpoints by locality. The localities are sorted by name.
 func loadAssignment(name string, eps []snapshot.Endpoint) *endpointv3.ClusterLoadAssignment {
 	byLocality := map[string]*endpointv3.LocalityLbEndpoints{}
 	for _, e := range eps {

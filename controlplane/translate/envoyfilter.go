@@ -13,8 +13,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// patches returns the EnvoyFilter patches that apply to the proxy, or nil. Resources that several proxies share are
-// cached, so their cache key must identify the patches that apply to them.
+// patches returns the EnvoyFilter patches that apply to the proxy, or nil. Cached resources are shared by several
+// proxies, so their cache key must identify the patches that apply.
 func (p *Proxy) patches(s *snapshot.Snapshot) *envoyfilter.Set {
 	filters := s.EnvoyFilters(p.Namespace, p.Labels)
 	if len(filters) == 0 {
@@ -66,8 +66,8 @@ func (v proxyView) patchNonServiceClusters(clusters []*clusterv3.Cluster) []*clu
 	return out
 }
 
-// describeNonServiceCluster describes a cluster that does not belong to a service, or belongs to the proxy's own
-// workload, for the match conditions of patches.
+// describeNonServiceCluster describes a cluster for the match conditions of patches. The cluster does not belong to a
+// service, or belongs to the proxy's own workload.
 func (v proxyView) describeNonServiceCluster(name string) envoyfilter.Cluster {
 	c := envoyfilter.Cluster{Side: v.p.outboundContext(), Name: name}
 	if name == inboundPassthroughCluster {
@@ -86,7 +86,7 @@ func (v proxyView) describeNonServiceCluster(name string) envoyfilter.Cluster {
 	return c
 }
 
-// addedClusters returns the clusters that patches add.
+// addedClusters returns the clusters that patches add. taken reports whether a cluster with this name already exists.
 func (v proxyView) addedClusters(taken func(name string) bool) ([]*xds.Resource, error) {
 	var out []*xds.Resource
 	for _, c := range v.patches.AddedClusters(v.p.Type == Router, taken) {
@@ -131,7 +131,7 @@ func (v proxyView) routesContext(name string) envoyfilter.Routes {
 }
 
 // patchRoutes applies the patches to a route configuration and to its virtual hosts. taken contains the domains of the
-// virtual hosts that VHDS delivers separately.
+// virtual hosts that are delivered separately by VHDS.
 func (v proxyView) patchRoutes(name string, rc *routev3.RouteConfiguration, taken domains) *routev3.RouteConfiguration {
 	if v.patches == nil {
 		return rc

@@ -19,7 +19,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// gatewayMode is the mode of a gateway (node type router), which listens on the ports of the Gateways that select it.
+// gatewayMode is the interception mode of a gateway (node type router). It listens on the ports of the Gateways that
+// select it.
 type gatewayMode struct{}
 
 // server is one server of a Gateway on this router.
@@ -28,13 +29,13 @@ type server struct {
 	spec *networking.Server
 	// port is the port on which the router listens, which may differ from the port in the Gateway.
 	port uint32
-	// nth is the number of earlier servers of the Gateway with the same port and name. It makes names unique.
+	// nth is the number of earlier servers of the Gateway with the same port and name. It makes resource names unique.
 	nth int
-	// defaultRefused: the router must not connect to the server's defaultEndpoint.
+	// defaultRefused: the router may not connect to the server's defaultEndpoint.
 	defaultRefused bool
 }
 
-// name returns the name that, together with the port, identifies the server's routes.
+// name returns the name that identifies the server's routes together with the port.
 func (s server) name() string { return cmp.Or(s.spec.GetName(), s.spec.GetPort().GetName()) }
 
 // hosts returns the server's hosts without the namespace prefix.
@@ -83,8 +84,8 @@ func (s server) isHTTPS() bool {
 }
 
 // routeName returns the name of the server's route configuration, or "" for a server that accepts TCP connections. TLS
-// servers do not share route configurations, because a client could send requests for one server on a connection that
-// fulfils only the requirements of another. Dots in the server's name are escaped, to separate it from the Gateway's
+// servers do not share route configurations. Otherwise a client could send requests for one server on a connection that
+// only fulfils the requirements of another. Dots in the server's name are escaped, to separate it from the Gateway's
 // name.
 func (s server) routeName() string {
 	switch {
@@ -102,8 +103,8 @@ func (s server) routeName() string {
 
 var dotless = strings.NewReplacer(".", "%2E", "%", "%25")
 
-// servers returns all servers of the router, sorted by listening port. Servers of one port are sorted by their
-// Gateways' age.
+// servers returns all servers of the router, sorted by listening port. The servers on one port are sorted by the age of
+// their Gateways.
 func (v proxyView) servers() []server {
 	var out []server
 	for _, gw := range v.s.Gateways(v.p.Labels) {
@@ -121,8 +122,8 @@ func (v proxyView) servers() []server {
 	return out
 }
 
-// listenPort returns the port that receives the traffic of a server's port: the Gateway's target port, or that of the
-// router's Service, or the port itself.
+// listenPort returns the port on which the router receives the traffic for a server's port: the Gateway's target port,
+// the target port in the router's Service, or the port itself.
 func (v proxyView) listenPort(p *networking.Port) uint32 {
 	number := p.GetNumber()
 	//lint:ignore SA1019 the field is deprecated, but documents still use it
@@ -200,7 +201,7 @@ func (v proxyView) gatewayListener(at netip.AddrPort, servers []server) *listene
 	tls := !servers[0].isPlainHTTP() && servers[0].protocol() != "TCP"
 	seen := domains{}
 	for _, s := range servers {
-		// The first server of a port determines whether the port uses TLS.
+		// The first server on a port determines whether the port uses TLS.
 		if tls == (s.isPlainHTTP() || s.protocol() == "TCP") {
 			continue
 		}
@@ -223,8 +224,8 @@ func (v proxyView) gatewayListener(at netip.AddrPort, servers []server) *listene
 	return l
 }
 
-// claimChain removes from a chain the server names that an earlier chain of the listener has, and reports whether any
-// remain. Envoy rejects a listener with two chains that have the same match.
+// claimChain removes those server names from a chain that an earlier chain of the listener has. It reports whether any
+// names remain. Envoy rejects a listener with two chains that have the same match.
 func (d domains) claimChain(chain *listenerv3.FilterChain) bool {
 	match := chain.GetFilterChainMatch()
 	if len(match.GetServerNames()) == 0 {
@@ -263,7 +264,7 @@ func (s server) traffic() traffic {
 	return traffic{side: edgeSide, port: s.port, protocol: registry.TCP}
 }
 
-// sniMatch matches the SNI; nil matches all connections.
+// sniMatch returns a match on the SNI, or nil if all connections match.
 func sniMatch(hosts []string) *listenerv3.FilterChainMatch {
 	if len(hosts) == 0 || slices.Contains(hosts, "*") {
 		return nil

@@ -12,13 +12,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// isAutoPassthrough reports whether the server has mode AUTO_PASSTHROUGH. The gateway then forwards mesh TLS, without
-// terminating it, to the service that the SNI identifies. This mode requires no VirtualService.
+// isAutoPassthrough reports whether the server has mode AUTO_PASSTHROUGH. In this mode, the gateway forwards mesh TLS
+// to the service that the SNI identifies, and does not terminate it. This mode requires no VirtualService.
 func (s server) isAutoPassthrough() bool {
 	return s.spec.GetTls().GetMode() == networking.ServerTLSSettings_AUTO_PASSTHROUGH && s.protocol() == "TLS"
 }
 
-// autoPassthroughTarget is a cluster of a service's port that clients select by SNI.
+// autoPassthroughTarget is the cluster of a service's port that clients select by SNI.
 type autoPassthroughTarget struct {
 	svc    *registry.Service
 	subset string
@@ -27,8 +27,8 @@ type autoPassthroughTarget struct {
 
 func (n autoPassthroughTarget) sni() string { return sniName(n.svc.Hostname, n.subset, n.port) }
 
-// autoPassthroughTargets returns the targets of AUTO_PASSTHROUGH servers: clusters of the visible services that covered
-// selects by host.
+// autoPassthroughTargets returns the targets of AUTO_PASSTHROUGH servers: the clusters of the visible services for
+// whose host covered returns true.
 func (v proxyView) autoPassthroughTargets(covered func(host string) bool) []autoPassthroughTarget {
 	var out []autoPassthroughTarget
 	for _, svc := range v.scope.Services {

@@ -11,8 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// A server's defaultEndpoint is an address in the gateway's network namespace. It receives the traffic that no
-// VirtualService matches.
+// A server's defaultEndpoint is an address in the gateway's network namespace. Traffic that matches no VirtualService
+// is forwarded there.
 
 // defaultCluster returns the name of the defaultEndpoint's cluster, or "" if the server has none.
 func (s server) defaultCluster() string {

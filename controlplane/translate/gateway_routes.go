@@ -11,7 +11,7 @@ import (
 )
 
 // boundHosts returns the hosts for which a server uses a VirtualService: the intersection of the hosts of both. If two
-// patterns overlap, the result contains the narrower one.
+// patterns overlap, the result contains the more specific one.
 func (s server) boundHosts(vs *snapshot.VirtualService) []string {
 	var out []string
 	for _, h := range s.spec.GetHosts() {
@@ -45,8 +45,8 @@ func intersectHosts(a, b string) (string, bool) {
 	return "", false
 }
 
-// gatewayRoutes returns the routes of all servers that share a name. The rules of several VirtualServices for one host
-// are merged, oldest first.
+// gatewayRoutes returns the route configuration with this name, which the servers share. If several VirtualServices are
+// for the same host, their rules are merged, oldest first.
 func (v proxyView) gatewayRoutes(name string, servers []server) *routev3.RouteConfiguration {
 	out := &routev3.RouteConfiguration{
 		Name: name, ValidateClusters: boolean(false), IgnorePortInHostMatching: true, TypedPerFilterConfig: v.rbacSettings(),
@@ -118,8 +118,8 @@ func matchesAnyHost(patterns []string, host string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool { return snapshot.MatchHost(p, host) })
 }
 
-// catchAllLast moves the first catch-all route to the end and drops later ones. Otherwise the catch-all route of one
-// VirtualService would hide the routes of others for the same host.
+// catchAllLast moves the first catch-all route to the end and removes other ones. Otherwise the catch-all route of one
+// VirtualService would take effect before the routes of other VirtualServices for the same host.
 func catchAllLast(routes []*routev3.Route) []*routev3.Route {
 	var out []*routev3.Route
 	var last *routev3.Route

@@ -11,8 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// gatewayTLS returns the TLS socket of a server. It returns nil if the server's certificate is not available, or if the
-// server requires client certificates and their CA certificate is not available.
+// gatewayTLS returns the transport socket of a TLS server. It returns nil if the server's certificate is not available,
+// or if the server requires client certificates and their CA certificate is not available.
 func (v proxyView) gatewayTLS(s server) *corev3.TransportSocket {
 	if !v.mayServe(s) {
 		return nil
@@ -20,7 +20,8 @@ func (v proxyView) gatewayTLS(s server) *corev3.TransportSocket {
 	return v.terminateTLS(s.spec.GetTls(), s.isHTTPS())
 }
 
-// terminateTLS returns a TLS socket with a server's settings, or nil if a certificate or CA is not available.
+// terminateTLS returns a TLS transport socket with a server's settings. It returns nil if a certificate or CA
+// certificate is not available.
 func (v proxyView) terminateTLS(settings *networking.ServerTLSSettings, http bool) *corev3.TransportSocket {
 	common := &tlsv3.CommonTlsContext{TlsParams: v.serverVersions(settings), AlpnProtocols: inboundHTTPProtocol}
 	if !http {
@@ -49,7 +50,7 @@ func (v proxyView) terminateTLS(settings *networking.ServerTLSSettings, http boo
 	return serverTLS(context)
 }
 
-// certificates returns the available certificates, from Kubernetes Secrets or files.
+// certificates returns references to the available certificates, which are in Kubernetes Secrets or files.
 func (v proxyView) certificates(settings *networking.ServerTLSSettings) []*tlsv3.SdsSecretConfig {
 	if names := credentialNames(settings); len(names) > 0 {
 		var out []*tlsv3.SdsSecretConfig
@@ -70,7 +71,7 @@ func (v proxyView) certificates(settings *networking.ServerTLSSettings) []*tlsv3
 	return out
 }
 
-// clientCAs returns the CAs of client certificates, or nil if none is configured.
+// clientCAs returns a reference to the CA certificates for client certificates, or nil if none is configured.
 func (v proxyView) clientCAs(settings *networking.ServerTLSSettings) *tlsv3.SdsSecretConfig {
 	if name := authorityName(settings); name != "" {
 		if v.caSecret(name) == nil {
@@ -81,7 +82,9 @@ func (v proxyView) clientCAs(settings *networking.ServerTLSSettings) *tlsv3.SdsS
 	if ca := settings.GetCaCertificates(); ca != "" && ca != systemRoots {
 		return sdsSecret(fileRoot(ca, settings.GetCaCrl()))
 	}
-	return nil // with the public CAs of the system, the server would admit any client that has a public certificate
+	// The system's CA certificates are not used, because the server would then admit any client with a public
+	// certificate.
+	return nil
 }
 
 func clientValidation(root *tlsv3.SdsSecretConfig, settings *networking.ServerTLSSettings) *tlsv3.CommonTlsContext_CombinedValidationContext {
@@ -93,7 +96,8 @@ func clientValidation(root *tlsv3.SdsSecretConfig, settings *networking.ServerTL
 	return out
 }
 
-// serverVersions returns the TLS parameters of a server. Unset values default to the mesh configuration.
+// serverVersions returns the TLS parameters of a server. For values that the server does not set, the mesh
+// configuration applies.
 func (v proxyView) serverVersions(settings *networking.ServerTLSSettings) *tlsv3.TlsParameters {
 	out := tlsParameters(v.s.Mesh.GetTlsDefaults())
 	if settings.GetMode() == networking.ServerTLSSettings_ISTIO_MUTUAL {
@@ -108,7 +112,8 @@ func (v proxyView) serverVersions(settings *networking.ServerTLSSettings) *tlsv3
 	if ciphers := settings.GetCipherSuites(); len(ciphers) > 0 {
 		out.CipherSuites = ciphers
 	}
-	out.TlsMinimumProtocolVersion = min(out.TlsMinimumProtocolVersion, out.TlsMaximumProtocolVersion) // the server's own maximum takes precedence over the mesh's minimum
+	// The maximum that the server specifies takes precedence over the minimum of the mesh.
+	out.TlsMinimumProtocolVersion = min(out.TlsMinimumProtocolVersion, out.TlsMaximumProtocolVersion)
 	return out
 }
 
@@ -121,8 +126,8 @@ func tlsVersion(v networking.ServerTLSSettings_TLSProtocol) tlsv3.TlsParameters_
 	}[v]
 }
 
-// connectionChains returns the chains of a server that forwards connections unchanged. With TLS passthrough the SNI
-// selects the destination. Otherwise all connections have one destination.
+// connectionChains returns the filter chains of a server that forwards connections unchanged. With TLS passthrough, the
+// SNI selects the destination. Otherwise all connections have the same destination.
 func (v proxyView) connectionChains(s server) []*listenerv3.FilterChain {
 	if s.isAutoPassthrough() {
 		return v.autoPassthroughChains(s)

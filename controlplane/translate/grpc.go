@@ -18,14 +18,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// grpcServerPrefix is the prefix of the listener name to which a gRPC server subscribes; the server's listen address
-// follows. Istio's agents and pilotfish-agent set the prefix in the gRPC bootstrap.
+// grpcServerPrefix is the prefix of the listener name to which a gRPC server subscribes. The server's listen address
+// follows the prefix. Istio's agents and pilotfish-agent set the prefix in the gRPC bootstrap.
 const grpcServerPrefix = "xds.istio.io/grpc/lds/inbound/"
 
 // Proxyless returns the named resources of one type for an application that uses xDS directly through a gRPC library.
 // The client subscribes to a listener for each "service:port" that it calls and for each address that it serves, then
-// to the resources that these reference. Unknown names return an empty resource, because gRPC libraries wait up to 15
-// seconds for a missing resource.
+// to the resources that these reference. For unknown names, Proxyless returns empty resources, because gRPC libraries
+// wait up to 15 seconds for a missing resource.
 func Proxyless(s *snapshot.Snapshot, p *Proxy, typeURL string, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	build := map[string]func(string) (*xds.Resource, error){
@@ -66,8 +66,8 @@ func grpcRouter() *hcmv3.HttpFilter {
 }
 
 // grpcServer returns the listener of a gRPC server. It specifies whether the server uses mutual TLS, and its RBAC
-// filters. A gRPC server cannot accept TLS and plaintext on one port. In permissive mode it therefore uses the protocol
-// that its clients use.
+// filters. A gRPC server cannot accept TLS and plaintext on one port. In permissive mode, it therefore uses the
+// protocol that proxyless clients use with it.
 func (v proxyView) grpcServer(name, at string) (*xds.Resource, error) {
 	addr, err := netip.ParseAddrPort(at)
 	if err != nil {
@@ -104,11 +104,11 @@ func (v proxyView) grpcServesTLS(port uint32) bool {
 	return registry.HasSidecar(v.p.Labels, v.p.ServiceAccount)
 }
 
-// grpcRoutesKey contains everything that the routes of a target depend on.
+// grpcRoutesKey contains all values on which the routes of a target depend.
 type grpcRoutesKey struct{ routesKey }
 
-// grpcRouteConfiguration returns the routes of a target, which has the name of its listener. They match any authority,
-// because the client has subscribed to exactly this target.
+// grpcRouteConfiguration returns the route configuration of a target. It has the same name as the target's listener.
+// Its routes match any authority, because the client has subscribed to exactly this target.
 func (v proxyView) grpcRouteConfiguration(name string) (*xds.Resource, error) {
 	key := grpcRoutesKey{routesKey{name: name, labels: v.sourceLabels()}}
 	return v.scope.Cache().Get(key, func() (*xds.Resource, error) {
@@ -120,8 +120,8 @@ func (v proxyView) grpcRouteConfiguration(name string) (*xds.Resource, error) {
 	})
 }
 
-// grpcTargetRoutes returns the routes for "service:port": those of a service, or of a host that exists only in a rule.
-// It returns nil for unknown targets.
+// grpcTargetRoutes returns the routes for "service:port". The service may also be a host that exists only in a
+// VirtualService. It returns nil for unknown targets.
 func (v proxyView) grpcTargetRoutes(target string) []*routev3.Route {
 	host, number, err := net.SplitHostPort(target)
 	if err != nil {

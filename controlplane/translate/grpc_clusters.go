@@ -14,18 +14,19 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// grpcClusterKey is the cache key of a cluster for gRPC. The cluster is derived from Envoy's cluster, so the key
-// contains that resource.
+// grpcClusterKey is the cache key of a cluster for gRPC. That cluster is derived from the cluster for Envoy, so the key
+// contains the resource of the latter.
 type grpcClusterKey struct {
 	of *xds.Resource
-	// certificates: the client has a mesh certificate. It uses mutual TLS also where the server only permits it.
+	// certificates: the client has a mesh certificate. It then uses mutual TLS even if the server accepts plaintext
+	// too.
 	certificates bool
 }
 
 // noEndpoints is the name of a load assignment without endpoints.
 const noEndpoints = "none"
 
-// findGRPCCluster finds the service cluster of a name; false if it does not exist.
+// findGRPCCluster finds the service cluster with this name. It returns false if there is none.
 func (v proxyView) findGRPCCluster(name string) (serviceCluster, bool) {
 	host, subset, port, ok := parseOutbound(name)
 	svc := v.scope.Service(host)
@@ -68,8 +69,8 @@ func emptyGRPCCluster(name string) *clusterv3.Cluster {
 }
 
 // toGRPC converts a cluster for Envoy to one for gRPC. gRPC supports two load balancing policies, request limits,
-// outlier detection and mesh TLS. If gRPC cannot establish the required TLS, the cluster is empty instead of using
-// plaintext.
+// outlier detection and mesh TLS. If gRPC cannot establish the required TLS, the cluster has no endpoints, so that gRPC
+// does not use plaintext.
 func (c serviceCluster) toGRPC(full *clusterv3.Cluster, certificates bool) *clusterv3.Cluster {
 	port, _ := c.svc.Port(c.port)
 	traffic := c.rule.Traffic(c.subset, c.port)
@@ -88,14 +89,17 @@ func (c serviceCluster) toGRPC(full *clusterv3.Cluster, certificates bool) *clus
 		}
 	}
 	c.grpcDiscovery(out)
-	// A gRPC client cannot decide on TLS for each endpoint. It uses TLS only if all endpoints accept mutual TLS.
+	// A gRPC client cannot choose between TLS and plaintext for each endpoint. It uses TLS only if all endpoints accept
+	// mutual TLS.
 	if security.meshTLS() && (!security.auto || certificates && c.facts.AllMTLS) {
 		out.TransportSocket = grpcClientTLS(security.context.GetSni(), c.identities(traffic))
 	}
 	return out
 }
 
-// grpcDiscovery makes gRPC resolve a DNS name in the cases in which Envoy would. gRPC supports one name per cluster.
+// grpcDiscovery sets how a gRPC client finds the cluster's endpoints: by EDS for a static service, otherwise by DNS.
+// gRPC supports one DNS name per cluster: the hostname of a passthrough service, or the first endpoint that is not a
+// Unix socket. Without such a name, the cluster has no endpoints.
 func (c serviceCluster) grpcDiscovery(out *clusterv3.Cluster) {
 	switch c.svc.Resolution {
 	case registry.Static:
@@ -114,8 +118,9 @@ func (c serviceCluster) grpcDiscovery(out *clusterv3.Cluster) {
 	}
 }
 
-// identities returns the SPIFFE IDs that the endpoints may have. It includes those in the trust domain's aliases, which
-// endpoints use while the mesh changes its trust domain. An empty list accepts any identity of the mesh.
+// identities returns the SPIFFE IDs that the endpoints may have, including those in the trust domain's aliases.
+// Endpoints have such IDs while the mesh changes its trust domain. An empty list means that any identity of the mesh is
+// accepted.
 func (c serviceCluster) identities(traffic snapshot.Traffic) []string {
 	if names := traffic.TLS.GetSubjectAltNames(); len(names) > 0 {
 		return names
@@ -147,7 +152,8 @@ func setGRPCLogicalDNS(out *clusterv3.Cluster, e snapshot.Endpoint) {
 	}
 }
 
-// grpcAssignmentKey is the cache key of a load assignment for gRPC, which is derived from one for Envoy.
+// grpcAssignmentKey is the cache key of a load assignment for gRPC. It contains the load assignment for Envoy from
+// which that is derived.
 type grpcAssignmentKey struct{ of *xds.Resource }
 
 func (v proxyView) grpcAssignment(name string) (*xds.Resource, error) {
@@ -169,8 +175,8 @@ func (v proxyView) grpcAssignment(name string) (*xds.Resource, error) {
 	})
 }
 
-// grpcEndpoints removes what makes gRPC reject a load assignment: Unix sockets, duplicate addresses, localities without
-// a name, and gaps in the priorities.
+// grpcEndpoints removes those parts of a load assignment that gRPC would reject: Unix sockets, duplicate addresses,
+// localities without a name, and gaps in the priorities.
 func grpcEndpoints(a *endpointv3.ClusterLoadAssignment) {
 	a.Policy = nil
 	seen := map[string]bool{}

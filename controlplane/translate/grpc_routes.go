@@ -12,8 +12,8 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// grpcRoutes converts routes for gRPC. It removes or rewrites fields that gRPC would reject or misinterpret. gRPC
-// ignores redirects, rewrites, header changes, mirrors and per-try timeouts, so these remain.
+// grpcRoutes converts routes for gRPC. It removes or rewrites fields that gRPC would reject or misinterpret. It does
+// not remove fields that gRPC ignores: redirects, rewrites, header changes, mirrors and per-try timeouts.
 func grpcRoutes(routes []*routev3.Route, authority string) []*routev3.Route {
 	var out []*routev3.Route
 	for _, route := range routes {
@@ -35,7 +35,7 @@ func grpcRoute(from *routev3.Route, match *routev3.RouteMatch) *routev3.Route {
 	case *routev3.Route_Route:
 		out.Action = &routev3.Route_Route{Route: grpcAction(action.Route)}
 	case *routev3.Route_DirectResponse:
-		// A direct response is expressed as a fault that aborts all requests.
+		// gRPC has no direct responses. A fault that aborts all requests has the same effect.
 		out.TypedPerFilterConfig = map[string]*anypb.Any{faultFilterName: anyOf(&faultv3.HTTPFault{Abort: &faultv3.FaultAbort{
 			ErrorType:  &faultv3.FaultAbort_HttpStatus{HttpStatus: action.DirectResponse.GetStatus()},
 			Percentage: fraction(nil, 100),
@@ -43,7 +43,7 @@ func grpcRoute(from *routev3.Route, match *routev3.RouteMatch) *routev3.Route {
 		out.Action = &routev3.Route_Route{Route: &routev3.RouteAction{
 			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: BlackHoleCluster},
 		}}
-	default: // requests that match fail with an error that states the cause
+	default: // gRPC fails requests that match such a route, with an error that describes the cause
 		out.Action = from.GetAction()
 	}
 	return out
@@ -69,7 +69,8 @@ func grpcAction(from *routev3.RouteAction) *routev3.RouteAction {
 	return out
 }
 
-// grpcHashPolicy hashes by the client's channel where Envoy would use an address or a cookie.
+// grpcHashPolicy returns the hash policy for gRPC. If Envoy would hash an address or a cookie, gRPC hashes the client's
+// channel.
 func grpcHashPolicy(from *routev3.RouteAction_HashPolicy) *routev3.RouteAction_HashPolicy {
 	switch {
 	case from.GetHeader() != nil:
@@ -93,11 +94,11 @@ func grpcRetries(from *routev3.RetryPolicy) *routev3.RetryPolicy {
 	return out
 }
 
-// maxMatches limits the number of matches into which one condition is split.
+// maxMatches limits the number of gRPC matches that replace one condition.
 const maxMatches = 16
 
 // grpcMatches returns matches that together are equivalent to one match of Envoy. It evaluates conditions on method,
-// scheme and authority itself, because their values are known: gRPC requests are POST requests over HTTP to the target.
+// scheme and authority here, because it knows their values: gRPC requests are POST requests over HTTP to the target.
 func grpcMatches(from *routev3.RouteMatch, authority string) []*routev3.RouteMatch {
 	if len(from.GetQueryParameters()) > 0 {
 		return nil // gRPC requests have no query parameters, so the condition cannot match
@@ -120,7 +121,8 @@ func grpcMatches(from *routev3.RouteMatch, authority string) []*routev3.RouteMat
 			out = withHeader(out, h)
 			continue
 		}
-		// In gRPC a matcher never matches a missing header, even if it is inverted. Envoy matches then.
+		// In gRPC a matcher never matches a missing header, even if it is inverted. In Envoy an inverted matcher
+		// matches it.
 		out = append(withHeader(out, &routev3.HeaderMatcher{
 			Name: h.GetName(), InvertMatch: true, HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: true},
 		}), withHeader(out, h)...)
@@ -142,8 +144,8 @@ func headerMatches(h *routev3.HeaderMatcher, value string) bool {
 	return stringMatches(h.GetStringMatch(), value) != h.GetInvertMatch()
 }
 
-// stringMatches reports whether the value matches. A nil matcher matches every value, because it only requires that the
-// header is present.
+// stringMatches reports whether the value matches. A nil matcher matches every value, because it only requires the
+// presence of the header.
 func stringMatches(m *matcherv3.StringMatcher, value string) bool {
 	switch p := m.GetMatchPattern().(type) {
 	case *matcherv3.StringMatcher_Exact:

@@ -25,8 +25,9 @@ func grpcCertificates() *tlsv3.CertificateProviderPluginInstance {
 	return &tlsv3.CertificateProviderPluginInstance{InstanceName: "default"}
 }
 
-// grpcTLS returns a TLS context with the workload's certificate. It verifies the peer's certificate against the mesh's
-// roots and the identities, if any. gRPC reads the identities from a field that is deprecated in Envoy.
+// grpcTLS returns a TLS context with the workload's certificate. It verifies that the peer's certificate has one of the
+// identities, if any, and is signed by a root of the mesh. gRPC reads the identities from a field that is deprecated in
+// Envoy.
 func grpcTLS(identities []string) *tlsv3.CommonTlsContext {
 	validation := &tlsv3.CertificateValidationContext{CaCertificateProviderInstance: grpcCertificates()}
 	var accepted []*matcherv3.StringMatcher
@@ -49,8 +50,8 @@ func grpcServerTLS() *corev3.TransportSocket {
 	return serverTLS(&tlsv3.DownstreamTlsContext{CommonTlsContext: grpcTLS(nil), RequireClientCertificate: boolean(true)})
 }
 
-// grpcRBAC enforces the workload's AuthorizationPolicies. Requests are denied if a policy depends on attributes that
-// gRPC cannot evaluate.
+// grpcRBAC returns the filters that enforce the workload's AuthorizationPolicies. If a policy depends on attributes
+// that gRPC cannot evaluate, they deny the requests.
 func (v proxyView) grpcRBAC() []*hcmv3.HttpFilter {
 	var out []*hcmv3.HttpFilter
 	for _, rules := range v.rbacRules(false) {
@@ -131,8 +132,8 @@ func grpcSupportsPrincipals(all []*rbacv3.Principal) bool {
 	return true
 }
 
-// grpcSupportsHeader reports whether gRPC servers pass a header to RBAC as the client sent it. A server treats other
-// headers as missing, so a DENY rule on them would never match. The SNI is not supported for the same reason: it is
+// grpcSupportsHeader reports whether gRPC servers pass a header to RBAC as the client sent it. For RBAC, gRPC servers
+// treat other headers as missing, so a DENY rule on them would never match. The same is true for the SNI, which is
 // always empty.
 func grpcSupportsHeader(name string) bool {
 	switch name {

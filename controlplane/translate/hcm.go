@@ -49,8 +49,8 @@ func (v proxyView) hcmFilter(h hcmOptions) *listenerv3.Filter {
 		// Without extended CONNECT, upgraded connections such as WebSockets cannot arrive over HTTP/2.
 		Http2ProtocolOptions: &corev3.Http2ProtocolOptions{AllowConnect: true},
 	}
-	// Envoy passes the verified identity of the client to the workload in a header, and removes this header from client
-	// requests.
+	// Envoy passes the verified identity of the client to the workload in a header, and removes this header from the
+	// requests of clients.
 	if h.traffic.side != outboundSide {
 		m.ForwardClientCertDetails = hcmv3.HttpConnectionManager_SANITIZE_SET
 		m.SetCurrentClientCertDetails = &hcmv3.HttpConnectionManager_SetCurrentClientCertDetails{Uri: true}
@@ -59,8 +59,8 @@ func (v proxyView) hcmFilter(h hcmOptions) *listenerv3.Filter {
 		v.trustFrontProxies(m)
 	}
 	if v.p.OnDemand && h.traffic.side == outboundSide && v.p.interceptionMode().hostPlan(v, h.rds) != nil {
-		// A request waits for its virtual host until the idle timeout of the stream. The routes of the virtual hosts
-		// disable this timeout for the time after the wait.
+		// A request waits for its virtual host until the stream's idle timeout. The routes of virtual hosts then
+		// disable this timeout for the rest of the stream.
 		m.StreamIdleTimeout = duration(v.p.OnDemandTimeout)
 	}
 	v.setTracing(m, h.traffic)
@@ -76,8 +76,8 @@ func (v proxyView) gatewayTopology() *meshconfig.Topology {
 	return v.s.Mesh.GetDefaultConfig().GetGatewayTopology()
 }
 
-// trustFrontProxies makes a gateway trust the proxies in front of it, as its ProxyConfig specifies. The ProxyConfig
-// sets the number of trusted hops in X-Forwarded-For, and how to forward the client certificate header.
+// trustFrontProxies makes a gateway trust the proxies in front of it, as its ProxyConfig specifies: the number of
+// trusted hops in X-Forwarded-For, and how to forward the client certificate header.
 func (v proxyView) trustFrontProxies(m *hcmv3.HttpConnectionManager) {
 	topology := v.gatewayTopology()
 	m.XffNumTrustedHops = topology.GetNumTrustedProxies()
@@ -128,7 +128,7 @@ func (v proxyView) httpFilters(t traffic) []*hcmv3.HttpFilter {
 	return append(out, httpFilter("envoy.filters.http.router", &routerv3.Router{}))
 }
 
-// callerFilters returns the outbound filters that are configured by routes.
+// callerFilters returns the outbound filters whose configuration is in the routes.
 func callerFilters() []*hcmv3.HttpFilter {
 	return []*hcmv3.HttpFilter{
 		httpFilter(corsFilterName, &corsv3.Cors{}),

@@ -50,7 +50,7 @@ func formatCommand(text string) string {
 	return m[0]
 }
 
-// Whether a command has arguments in parentheses.
+// Constants that specify whether a command has arguments in parentheses.
 const (
 	mustNotHave = iota
 	mustHave

@@ -49,8 +49,8 @@ func (p inboundPort) routeName() string {
 	return inboundRouteName(p.number)
 }
 
-// inboundPorts returns the workload's ports, sorted by number. If several services have the same port, the first by
-// name determines its protocol.
+// inboundPorts returns the workload's ports, sorted by number. If several services have the same port, the first
+// service by name determines its protocol.
 func (v proxyView) inboundPorts() []inboundPort {
 	if listed := v.ingressPorts(); listed != nil {
 		return listed
@@ -99,7 +99,7 @@ func (v proxyView) targetPort(svc *registry.Service, port registry.Port) uint32 
 	return 0
 }
 
-// ALPN protocols with which sidecars announce the content of mutual TLS connections.
+// The ALPN protocols with which sidecars announce the content of mutual TLS connections.
 var (
 	meshHTTPProtocols   = []string{"istio-http/1.0", "istio-http/1.1", "istio-h2"}
 	meshTCPProtocols    = []string{"istio", "istio-peer-exchange"}
@@ -111,16 +111,16 @@ var (
 // chainSet contains the filter chains of one inbound port.
 type chainSet struct {
 	chains []*listenerv3.FilterChain
-	// sniffTLS, sniffHTTP: Envoy selects the chain by the first bytes of the connection, which listener filters
-	// inspect.
+	// sniffTLS, sniffHTTP: Envoy selects the chain by the first bytes of the connection. Listener filters inspect these
+	// bytes.
 	sniffTLS, sniffHTTP bool
-	// serverMayTalkFirst: the client may wait for the server's first bytes, so Envoy must not wait long for those of
-	// the client.
+	// serverMayTalkFirst: the client may wait for the first bytes of the server, so Envoy must not wait long for those
+	// of the client.
 	serverMayTalkFirst bool
 }
 
-// inboundChains returns the chains of a port: for mutual TLS, plaintext or both, as the effective PeerAuthentication
-// specifies.
+// inboundChains returns the chains of a port. They accept mutual TLS, plaintext or both, as the effective
+// PeerAuthentication specifies.
 func (v proxyView) inboundChains(port inboundPort) chainSet {
 	if port.protocol == registry.Undeclared {
 		return v.sniffedChains(port)
@@ -131,13 +131,13 @@ func (v proxyView) inboundChains(port inboundPort) chainSet {
 		return chainSet{chains: []*listenerv3.FilterChain{mtls}}
 	case snapshot.Disable:
 		if plain.TransportSocket = v.ingressTLS(port); plain.TransportSocket == nil && port.ingress.GetTls() != nil {
-			// Without its certificate, the port must not be served.
+			// If its certificate is not available, Envoy must not serve the port.
 			plain.Filters = v.tcpFilters(port.traffic(false), BlackHoleCluster, toCluster(BlackHoleCluster))
 		}
 		return chainSet{chains: []*listenerv3.FilterChain{plain}}
 	}
-	// Only the ALPN protocols of sidecars select the chain for mesh TLS, so that the application's own TLS is forwarded
-	// unchanged.
+	// Only the ALPN protocols of sidecars select the chain for mesh TLS, so that Envoy forwards the application's own
+	// TLS unchanged.
 	mtls.FilterChainMatch = &listenerv3.FilterChainMatch{TransportProtocol: "tls", ApplicationProtocols: meshProtocols}
 	if port.protocol.IsHTTP2() {
 		// Proxyless gRPC clients offer only this ALPN protocol.
@@ -153,9 +153,9 @@ func (v proxyView) inboundChains(port inboundPort) chainSet {
 	}
 }
 
-// sniffedChains returns the chains of a port without a declared protocol. In mutual TLS, the ALPN of the client's
-// sidecar announces the protocol. In plaintext, Envoy detects it from the first bytes. Envoy forwards everything except
-// HTTP as TCP.
+// sniffedChains returns the chains of a port without a declared protocol. In mutual TLS, the client's sidecar announces
+// the protocol by ALPN. In plaintext, Envoy detects it from the first bytes. Envoy processes everything except HTTP as
+// TCP.
 func (v proxyView) sniffedChains(port inboundPort) chainSet {
 	requests, bytes := port.withProtocol(registry.HTTP), port.withProtocol(registry.TCP)
 	mtlsTCP, plainTCP, ownTLS := v.mtlsChain("mtls_tcp", bytes, nil), v.plainChain("plaintext_tcp", bytes), v.plainChain("tls", bytes)
@@ -243,9 +243,9 @@ func (v proxyView) inboundRoutes() []string {
 	return out
 }
 
-// inboundRoute returns the route configuration that sends all requests to the workload's port. The route contains the
-// AuthorizationPolicies, so that changed policies apply to the next request even on open connections. Filters of a
-// listener change only for new connections.
+// inboundRoute returns the route configuration that sends all requests to the workload's port. The
+// AuthorizationPolicies are in the route, so that a change applies to the next request even on open connections. A
+// change of a listener's filters applies only to new connections.
 func (v proxyView) inboundRoute(name string) (*xds.Resource, error) {
 	ports := v.inboundPorts()
 	if v.p.Interception == Redirect {
@@ -259,7 +259,7 @@ func (v proxyView) inboundRoute(name string) (*xds.Resource, error) {
 			Name:                 name,
 			ValidateClusters:     boolean(false),
 			TypedPerFilterConfig: v.rbacSettings(),
-			// The application must not receive the client's peer metadata header.
+			// Envoy removes the client's peer metadata header, because the application must not receive it.
 			RequestHeadersToRemove: []string{peerHeader},
 			VirtualHosts: []*routev3.VirtualHost{{
 				Name:    fmt.Sprintf("inbound|http|%d", port.number),
@@ -278,7 +278,8 @@ func (v proxyView) inboundRoute(name string) (*xds.Resource, error) {
 	return nil, nil
 }
 
-// inboundTLS uses the workload's certificate and requires a client certificate of the mesh.
+// inboundTLS returns a TLS transport socket that uses the workload's certificate and requires a client certificate of
+// the mesh.
 func (v proxyView) inboundTLS(port inboundPort) *corev3.TransportSocket {
 	common := meshCertificates(v.s.Mesh)
 	domains := append([]string{v.s.Mesh.GetTrustDomain()}, v.s.Mesh.GetTrustDomainAliases()...)
@@ -294,7 +295,7 @@ func (v proxyView) inboundTLS(port inboundPort) *corev3.TransportSocket {
 	return serverTLS(&tlsv3.DownstreamTlsContext{CommonTlsContext: common, RequireClientCertificate: boolean(true)})
 }
 
-// inboundCluster returns the cluster of the workload's port. The interception mode sets its endpoint.
+// inboundCluster returns the cluster of the workload's port. It leaves the endpoint to the interception mode.
 func inboundCluster(v proxyView, port inboundPort) *clusterv3.Cluster {
 	c := &clusterv3.Cluster{
 		Name:            InboundCluster(port.number),

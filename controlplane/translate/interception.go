@@ -9,9 +9,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// interceptionMode determines how traffic reaches a proxy, and how the proxy reaches its workload. It contains all
-// differences between a sidecar to which clients connect by address, a sidecar that receives redirected connections,
-// and a gateway.
+// interceptionMode determines how traffic reaches a proxy, and how the proxy reaches its workload. Its implementations
+// contain all differences between a sidecar to which clients connect by address, a sidecar that receives redirected
+// connections, and a gateway.
 type interceptionMode interface {
 	// listeners returns the listeners of the proxy in a stable order.
 	listeners(v proxyView) []*listenerv3.Listener

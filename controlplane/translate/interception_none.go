@@ -67,7 +67,7 @@ func listener(at netip.AddrPort, direction corev3.TrafficDirection) *listenerv3.
 
 func httpProxyListener(v proxyView) *listenerv3.Listener {
 	l := listener(httpProxyAddress(v), corev3.TrafficDirection_OUTBOUND)
-	// The filter is always present, because it has an effect only on routes to clusters that Envoy resolves by name.
+	// The filter is always present. It has an effect only on routes to clusters that resolve names.
 	t := traffic{side: outboundSide, protocol: registry.HTTP, byName: true}
 	l.FilterChains = []*listenerv3.FilterChain{{
 		Name:    httpProxyRoute,
@@ -76,8 +76,8 @@ func httpProxyListener(v proxyView) *listenerv3.Listener {
 	return l
 }
 
-// upstreamListener returns a listener for one port of a service. It returns nil if the service does not exist, so that
-// the workload's connections are refused immediately.
+// upstreamListener returns a listener for one port of a service. If the service does not exist, it returns nil. The
+// kernel then refuses the workload's connections immediately.
 func upstreamListener(v proxyView, u Upstream) *listenerv3.Listener {
 	svc := v.scope.Resolve(u.Host, v.p.Namespace)
 	if svc == nil {

@@ -21,14 +21,15 @@ import (
 // inbound ones at another. Their original destination determines how they are processed.
 type redirectMode struct{}
 
-// capturedSource and capturedSource6 are the source addresses of the sidecar's connections to its workload. Connections
-// from them are not captured again.
+// capturedSource and capturedSource6 are the source addresses of the sidecar's connections to its workload. The
+// redirection rules do not capture connections from these addresses again.
 const (
 	capturedSource  = "127.0.0.6"
 	capturedSource6 = "::6"
 )
 
-// wildcard returns the IPv4 wildcard address. It also names listeners on the wildcard addresses of both families.
+// wildcard returns the IPv4 wildcard address with this port. It is also used to name listeners on the wildcard
+// addresses of both families.
 func wildcard(port uint32) netip.AddrPort {
 	return netip.AddrPortFrom(netip.IPv4Unspecified(), uint16(port))
 }
@@ -77,8 +78,8 @@ func virtualOutboundListener(v proxyView) *listenerv3.Listener {
 	return l
 }
 
-// blackHoleChain closes connections whose original destination is the redirection port itself. Envoy would connect to
-// itself in an endless loop.
+// blackHoleChain returns a chain that closes connections whose original destination is the redirection port itself.
+// Otherwise Envoy would connect to itself in an endless loop.
 func blackHoleChain(v proxyView, name string, t traffic) *listenerv3.FilterChain {
 	return &listenerv3.FilterChain{
 		Name:             name,
@@ -118,8 +119,8 @@ func virtualInboundListener(v proxyView) *listenerv3.Listener {
 	return l
 }
 
-// unlistedChains returns the chains for ports that no service has. The mesh's policies apply to these ports too: each
-// port that a policy configures has its own chains, and all other ports use the catch-all chains.
+// unlistedChains returns the chains for ports that no service has. The mesh's policies apply to these ports too. Each
+// port that a policy configures has its own chains, and all other ports share the catch-all chains.
 func unlistedChains(v proxyView) []*listenerv3.FilterChain {
 	listed := map[uint32]bool{}
 	for _, p := range v.inboundPorts() {
@@ -134,8 +135,8 @@ func unlistedChains(v proxyView) []*listenerv3.FilterChain {
 	return append(chains, passthroughChains(v, 0)...)
 }
 
-// passthroughChains returns the chains that forward connections to their original destination, for one port. Port 0
-// stands for all ports without their own chains.
+// passthroughChains returns the chains that forward connections on one port to their original destination. Port 0
+// represents all ports without their own chains.
 func passthroughChains(v proxyView, port uint32) []*listenerv3.FilterChain {
 	chains := v.inboundChains(inboundPort{number: port, protocol: registry.Undeclared, unlisted: true}).chains
 	for _, chain := range chains {
@@ -221,7 +222,8 @@ func (v proxyView) portHosts(number uint32) []plannedHost {
 	return hosts
 }
 
-// hostsAt returns the virtual hosts of services at a port. It omits domains that taken contains.
+// hostsAt returns the virtual hosts of services at a port. It omits the domains that taken contains, and adds the
+// others to taken.
 func (v proxyView) hostsAt(services []*registry.Service, number uint32, taken domains) []plannedHost {
 	full := map[*registry.Service][]string{}
 	for _, svc := range services {

@@ -27,18 +27,18 @@ const (
 
 const (
 	jwtFilterName = "envoy.filters.http.jwt_authn"
-	// tokenPayload is the metadata key under which the filter stores the claims of a verified token , where policies
+	// tokenPayload is the metadata key under which the filter stores the claims of a verified token, where policies
 	// read them.
 	tokenPayload = "payload"
 )
 
-// placeholderKeys is a key set with one public key to which no private key is known. It replaces an issuer's keys until
+// placeholderKeys is a key set with one public key. No party knows its private key. It replaces an issuer's keys until
 // they are available, so that Envoy rejects the issuer's tokens instead of ignoring them. The x coordinate of the point
 // is the SHA-256 of `nobody has the other half of this key` plus one.
 const placeholderKeys = `{"keys":[{"kty":"EC","crv":"P-256","alg":"ES256","use":"sig","kid":"unknown",` +
 	`"x":"x2st3ZHV9iWD2UkMfCuIrkFzwQxUTw5gRoY56-DLpSM","y":"dVtnkeID7e_Nlp46n_MeN8N0wpAlzO2LapmMxScDXIE"}]}`
 
-// jwtRule is one rule of a RequestAuthentication with the name of its Envoy provider.
+// jwtRule is one rule of a RequestAuthentication, with the name of its provider in Envoy.
 type jwtRule struct {
 	*security.JWTRule
 	name string
@@ -55,8 +55,8 @@ func (v proxyView) jwtRules() []jwtRule {
 	return out
 }
 
-// jwtFilters verify the tokens of requests and reject invalid ones. A request without a token passes:
-// AuthorizationPolicies decide whether a token is required.
+// jwtFilters returns the filters that verify the tokens of requests and reject invalid ones. They accept a request
+// without a token, because AuthorizationPolicies determine whether a token is required.
 func (v proxyView) jwtFilters() []*hcmv3.HttpFilter {
 	rules := v.jwtRules()
 	if len(rules) == 0 {
@@ -65,8 +65,8 @@ func (v proxyView) jwtFilters() []*hcmv3.HttpFilter {
 	out := &jwtv3.JwtAuthentication{Providers: map[string]*jwtv3.JwtProvider{}, BypassCorsPreflight: true}
 	kept := rules[:0:0]
 	for _, rule := range rules {
-		// A provider that Envoy would reject is omitted. Envoy then rejects tokens of its issuer, as it does for
-		// unknown issuers.
+		// Omit a provider that Envoy would reject. Envoy then rejects the tokens of its issuer, as it does for unknown
+		// issuers.
 		if p := v.jwtProvider(rule); p.Validate() == nil {
 			out.Providers[rule.name] = p
 			kept = append(kept, rule)
@@ -103,7 +103,8 @@ func (v proxyView) jwtProvider(rule jwtRule) *jwtv3.JwtProvider {
 	return p
 }
 
-// spaceDelimited returns the claims whose value is a space-separated list: the scopes of RFC 8693 and similar claims.
+// spaceDelimited returns the names of claims whose value is a space-separated list: the scopes of RFC 8693 and similar
+// claims.
 func spaceDelimited(more []string) []string {
 	out := []string{"permission", "scope"}
 	for _, claim := range more {
@@ -114,8 +115,8 @@ func spaceDelimited(more []string) []string {
 	return out
 }
 
-// jwtKeys sets the keys of a provider: those in the rule, those that the control plane fetched, or the URL from which
-// the proxy fetches them.
+// jwtKeys sets the keys of a provider: the keys in the rule, the keys that the control plane fetched, or the URL from
+// which the proxy fetches them.
 func (v proxyView) jwtKeys(p *jwtv3.JwtProvider, rule jwtRule) {
 	if remote := v.remoteKeys(rule.JWTRule); remote != nil {
 		p.JwksSourceSpecifier = &jwtv3.JwtProvider_RemoteJwks{RemoteJwks: remote}
@@ -138,9 +139,9 @@ func (v proxyView) localKeys(rule *security.JWTRule) string {
 	return string(keys)
 }
 
-// remoteKeys makes the proxy fetch the keys itself. It returns nil if that is not enabled or if the host of the keys is
-// not a visible service. The service's DestinationRule determines whether the connection uses TLS, even if the URL is
-// HTTPS.
+// remoteKeys returns a configuration with which the proxy fetches the keys itself. It returns nil if that is not
+// enabled, or if the host of the keys is not a visible service. The service's DestinationRule determines whether the
+// connection uses TLS, even if the URL is HTTPS.
 func (v proxyView) remoteKeys(rule *security.JWTRule) *jwtv3.RemoteJwks {
 	if !v.s.KeysByProxy || rule.GetJwksUri() == "" {
 		return nil
@@ -173,13 +174,14 @@ func (v proxyView) remoteKeys(rule *security.JWTRule) *jwtv3.RemoteJwks {
 			Timeout:          timeout,
 		},
 		CacheDuration: duration(keysRefresh),
-		// Without FastListener the listener would wait for the keys of an issuer that does not respond.
+		// Without FastListener, the listener would wait for the keys, even if the issuer does not respond.
 		AsyncFetch: &jwtv3.JwksAsyncFetch{FastListener: true},
 	}
 }
 
-// jwtRequirement requires that each token is valid. Each location contains one token, which any of the rules for that
-// location may accept. If one of these rules also reads other locations, a second token there is not verified.
+// jwtRequirement returns the requirement that each token is valid. A location contains one token, and any of the rules
+// for that location may accept it. If one of these rules also reads other locations, Envoy does not verify a second
+// token there.
 func jwtRequirement(rules []jwtRule) *jwtv3.JwtRequirement {
 	missing := &jwtv3.JwtRequirement{RequiresType: &jwtv3.JwtRequirement_AllowMissing{AllowMissing: &emptypb.Empty{}}}
 	var all []*jwtv3.JwtRequirement
@@ -197,8 +199,8 @@ func jwtRequirement(rules []jwtRule) *jwtv3.JwtRequirement {
 	}}
 }
 
-// groupByToken groups rules that may apply to the same token. If a rule finds a token of another issuer, Envoy rejects
-// the token. Rules that read the same token are therefore alternatives, not all required.
+// groupByToken groups the rules that may apply to the same token. If a rule finds a token of another issuer, Envoy
+// rejects the token. A token therefore has to fulfil only one of the rules that read it.
 func groupByToken(rules []jwtRule) [][]jwtRule {
 	var groups [][]jwtRule
 	for _, rule := range rules {

@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// Labels that specify parts of a locality.
+// The labels that specify parts of a locality.
 const (
 	regionLabel  = "topology.kubernetes.io/region"
 	zoneLabel    = "topology.kubernetes.io/zone"
@@ -21,8 +21,8 @@ const (
 )
 
 // localitySetting returns the effective locality setting of a cluster: that of its DestinationRule or that of the mesh.
-// It returns nil if the selection of endpoints does not depend on localities. Failover requires outlier detection, as
-// in Istio.
+// It returns nil if the selection of endpoints does not depend on localities. As in Istio, failover has an effect only
+// with outlier detection.
 func localitySetting(mesh *meshconfig.MeshConfig, t snapshot.Traffic) *networking.LocalityLoadBalancerSetting {
 	setting := t.LoadBalancer.GetLocalityLbSetting()
 	if setting == nil {
@@ -62,7 +62,8 @@ func (c serviceCluster) localityKeyFor(p *Proxy) string {
 	return "is " + b.String()
 }
 
-// workloadLabel returns a label of a workload. Topology labels default to the workload's locality and network.
+// workloadLabel returns a label of a workload. If a topology label is missing, it returns the value from the workload's
+// locality or network.
 func workloadLabel(labels map[string]string, locality, network, key string) string {
 	if v, ok := labels[key]; ok {
 		return v
@@ -102,8 +103,8 @@ func (c serviceCluster) applyLocality(cla *endpointv3.ClusterLoadAssignment, eps
 	}
 }
 
-// applyDistribute sets the weight of each locality to the share of traffic that the rule assigns to it. Localities
-// without a share are removed.
+// applyDistribute sets the weight of each locality to the share of traffic that the rule specifies for it. It removes
+// localities without a share.
 func applyDistribute(cla *endpointv3.ClusterLoadAssignment, rules []*networking.LocalityLoadBalancerSetting_Distribute, at string) {
 	for _, rule := range rules {
 		if !localityMatches(rule.GetFrom(), at) {
@@ -128,7 +129,7 @@ func applyDistribute(cla *endpointv3.ClusterLoadAssignment, rules []*networking.
 				}
 			}
 			for _, l := range of {
-				// The factor of 1,000 preserves small fractions of a share.
+				// The factor of 1,000 preserves fractions of a share.
 				share := uint64(rule.GetTo()[pattern]) * 1000 * uint64(l.GetLoadBalancingWeight().GetValue()) / uint64(total)
 				if share > 0 {
 					l.LoadBalancingWeight = u32(uint32(share))
@@ -159,8 +160,8 @@ func localityMatches(pattern, locality string) bool {
 	return true
 }
 
-// localityPriority returns 0 for an endpoint in the caller's subzone. The value increases for the caller's zone, its
-// region, the failover region and all other regions.
+// localityPriority returns 0 for an endpoint in the caller's subzone. The value is higher for an endpoint that is only
+// in the caller's zone, and increases further for the caller's region, the failover region and all other regions.
 func localityPriority(endpoint, caller string, failover []*networking.LocalityLoadBalancerSetting_Failover) int {
 	have := append(strings.SplitN(endpoint, "/", 3), "", "", "")
 	want := append(strings.SplitN(caller, "/", 3), "", "", "")
@@ -180,8 +181,8 @@ func localityPriority(endpoint, caller string, failover []*networking.LocalityLo
 	return 0
 }
 
-// labelPriority returns 0 if the endpoint matches all labels, else the number of labels from the first label that it
-// does not match to the last.
+// labelPriority returns 0 if the endpoint matches all labels. Otherwise it returns the number of labels from the first
+// mismatch to the end of the list, so an earlier mismatch yields a higher number.
 func labelPriority(e snapshot.Endpoint, keys, own []string) int {
 	for i, key := range keys {
 		key, want, given := strings.Cut(key, "=")

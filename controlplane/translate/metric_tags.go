@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// unknown is the value of a label for which no information is available. latest is the default of the revision label.
+// unknown is the value of a label for which there is no information. latest is the default of the revision label.
 const (
 	unknown = "unknown"
 	latest  = "latest"
@@ -20,7 +20,7 @@ const (
 var grpcOrHTTP = tagRules(setTag("http"), startsWith("application/grpc"), "grpc")
 
 // withFallback returns a format command that yields a default for a missing value. The command reads the default from
-// the listener's metadata. Tag rules would be three times as large and would run for each request.
+// the listener's metadata. The alternative, tag rules, would be three times as large and would run for each request.
 func withFallback(command, parameter, otherwise string) string {
 	operator := `"` + command + `"`
 	if parameter != "" {
@@ -43,8 +43,8 @@ func setTag(value string) *xdsmatcherv3.Matcher_OnMatch {
 	}}
 }
 
-// tagRules replace a label value that matches by the specified value. If otherwise is not nil, they replace all other
-// values by it.
+// tagRules returns rules for a label: if match matches its value, the value is replaced by value. otherwise, if not
+// nil, is the action for all other values.
 func tagRules(otherwise *xdsmatcherv3.Matcher_OnMatch, match *xdsmatcherv3.StringMatcher, value string) *xdsmatcherv3.Matcher {
 	predicate := &xdsmatcherv3.Matcher_MatcherList_Predicate{MatchType: &xdsmatcherv3.Matcher_MatcherList_Predicate_SinglePredicate_{
 		SinglePredicate: &xdsmatcherv3.Matcher_MatcherList_Predicate_SinglePredicate{
@@ -61,7 +61,7 @@ func tagRules(otherwise *xdsmatcherv3.Matcher_OnMatch, match *xdsmatcherv3.Strin
 }
 
 // tags returns the labels of a chain's metrics. opening: the metric is recorded when a connection opens. At that time
-// only the client's address is known.
+// Envoy knows only the client's address.
 func (v proxyView) tags(c chain, opening bool) []tag {
 	var out []tag
 	if c.side == inboundSide {
@@ -134,7 +134,8 @@ func (v proxyView) ownServiceTags(port uint32) []tag {
 	}
 }
 
-// inboundService returns the first service, by name, of a workload's port.
+// inboundService returns the service of a workload's port. If several services have the port, it returns the first by
+// name.
 func (v proxyView) inboundService(number uint32) *registry.Service {
 	if number == 0 {
 		return nil
@@ -149,7 +150,8 @@ func (v proxyView) inboundService(number uint32) *registry.Service {
 	return nil
 }
 
-// calleeTags returns the labels of the upstream service, from the metadata of the endpoint and the cluster.
+// calleeTags returns the labels that describe the upstream service. Their values are from the metadata of the endpoint
+// and the cluster.
 func calleeTags() []tag {
 	var out []tag
 	for _, f := range peerFields {
@@ -163,8 +165,9 @@ func calleeTags() []tag {
 		tag{name: "source_principal", format: withFallback("UPSTREAM_LOCAL_URI_SAN", "", unknown)})
 }
 
-// callerTags returns the labels of the client: the identity in its certificate, and its peer metadata. Peer metadata is
-// used only in mutual TLS, and only by Envoy versions that can limit the number of series.
+// callerTags returns the labels that describe the client. Their values are from the identity in its certificate, and
+// from its peer metadata. Peer metadata is used only with mutual TLS, and only by Envoy versions that can limit the
+// number of series.
 func (v proxyView) callerTags(c chain, opening bool) []tag {
 	var out []tag
 	trusted := v.trustsPeerHeader(c.traffic) && c.requests && v.p.isEnvoyAtLeast(1, 40)

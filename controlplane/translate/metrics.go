@@ -29,15 +29,15 @@ const (
 	metricsNamespace = "istio"
 )
 
-// maxSeries limits the number of series for the clients of a workload. Without a limit, clients could use up Envoy's
-// memory, because they choose the values of their labels.
+// maxSeries limits the number of series for the clients of a workload. Clients choose the values of some labels, and
+// without a limit they could use up Envoy's memory.
 const maxSeries = 4000
 
 // standardMetric is one standard metric.
 type standardMetric struct {
 	metric telemetryv1.MetricSelector_IstioMetric
 	name   string
-	// value is the format of the value that is added. If it is empty, one is added.
+	// value is the format of the value that is added to the metric. If it is empty, one is added.
 	value string
 	// unit is the unit of a histogram; zero for counters.
 	unit statsv3.Config_Histogram_Unit
@@ -91,7 +91,8 @@ func (v proxyView) metricLog(c chain, m directionMetrics, measures []standardMet
 
 type metricConfig struct{ *statsv3.Config }
 
-// metricScope returns the stats scope of a chain. The number of series is limited if clients can choose label values.
+// metricScope returns the stats scope of a chain. If clients can choose label values, the scope limits the number of
+// series.
 func (v proxyView) metricScope(c chain) metricConfig {
 	if !v.p.isEnvoyAtLeast(1, 40) {
 		//lint:ignore SA1019 older Envoy versions support only this field
@@ -120,7 +121,7 @@ func (m metricConfig) add(each standardMetric, tags []*statsv3.Config_Tag) {
 type tag struct {
 	name, format string
 	rules        *xdsmatcherv3.Matcher
-	// histograms: the label also applies to histograms, where each label costs time for each request.
+	// histograms: the label also applies to histograms. Each label of a histogram costs time for each request.
 	histograms bool
 }
 
@@ -141,7 +142,7 @@ func changedTags(all []tag, changes map[string]string, histogram bool) []*statsv
 	return out
 }
 
-// plainAttributes maps CEL attributes to equivalent format commands, which cost less than evaluating CEL.
+// plainAttributes maps CEL attributes to equivalent format commands, which Envoy evaluates faster than CEL.
 var plainAttributes = map[string]string{
 	"request.host": "%REQ(:AUTHORITY)%", "request.method": "%REQ(:METHOD)%", "request.path": "%REQ(:PATH)%",
 	"request.useragent": "%REQ(USER-AGENT)%", "request.id": "%REQ(X-REQUEST-ID)%", "request.referer": "%REQ(REFERER)%",
@@ -150,8 +151,8 @@ var plainAttributes = map[string]string{
 	"connection.uri_san_peer_certificate": "%DOWNSTREAM_PEER_URI_SAN%", "upstream.uri_san_peer_certificate": "%UPSTREAM_PEER_URI_SAN%",
 }
 
-// tagFormat converts a tag expression to a format. It returns "" for a removed tag and for an expression that Envoy
-// rejects.
+// tagFormat converts a tag expression to a format. It returns "" for a removed tag, and for an expression that Envoy
+// would reject.
 func tagFormat(expression string) string {
 	expression = config.TagExpression(expression)
 	if expression == "" || config.CheckCEL(expression) != nil {
@@ -171,7 +172,7 @@ func tagFormat(expression string) string {
 	return celFormat(expression)
 }
 
-// literal returns the text of an expression that is a single string literal.
+// literal returns the text of an expression that consists of one string literal.
 func literal(expression string) (string, bool) {
 	if len(expression) < 3 {
 		return "", false

@@ -17,9 +17,9 @@ import (
 // nameTableName is the name of the only resource of its type. In Istio the name is empty.
 const nameTableName = "names"
 
-// NameTable returns the addresses of the mesh's host names, from which the agent of a proxy answers DNS queries. If the
-// kernel redirects the workload's connections, the table contains the services' virtual IPs. Otherwise it contains only
-// addresses at which a process listens.
+// NameTable returns the name table of a proxy: the mesh's host names and their addresses. The proxy's agent uses it to
+// answer DNS queries. If the kernel redirects the workload's connections, the table contains the services' virtual IPs.
+// Otherwise it contains only addresses at which a process listens.
 func NameTable(s *snapshot.Snapshot, p *Proxy) (*xds.Resource, error) {
 	v := newView(s, p)
 	if len(p.Upstreams) > 0 {
@@ -28,15 +28,15 @@ func NameTable(s *snapshot.Snapshot, p *Proxy) (*xds.Resource, error) {
 	return s.OwnCache.Get(nameTableKey{v.scope, p.Interception, p.capturesVirtualIPs()}, v.nameTable)
 }
 
-// nameTableKey contains everything that a name table depends on within one snapshot.
+// nameTableKey contains all values on which a name table depends within one snapshot.
 type nameTableKey struct {
 	scope        *snapshot.Scope
 	interception Interception
 	virtual      bool
 }
 
-// capturesVirtualIPs reports whether the proxy captures connections to a service's virtual IP, at which no process
-// listens.
+// capturesVirtualIPs reports whether the proxy captures connections to the virtual IP of a service. No process listens
+// at that address.
 func (p *Proxy) capturesVirtualIPs() bool { return p.isCaptured() && !p.Proxyless }
 
 // reachableAddresses returns those addresses of a service that the proxy's workload can reach.
@@ -47,7 +47,7 @@ func (p *Proxy) reachableAddresses(svc *registry.Service) []netip.Addr {
 	return svc.Addresses
 }
 
-// nameInfo is the name table's entry for a host.
+// nameInfo is an entry of the name table: the data of one host name.
 type nameInfo struct {
 	addresses            []netip.Addr
 	registry             string
@@ -63,8 +63,8 @@ func (v proxyView) nameTable() (*xds.Resource, error) {
 	return xds.NewRawResource(nameTableName, xds.NameTableType, encodeNames(table)), nil
 }
 
-// addNames adds a service's names. It omits services without an address that the workload can reach, so that the agent
-// forwards queries for them to the upstream resolver.
+// addNames adds a service's names. It omits a service that has no address that the workload can reach. The agent then
+// forwards queries for it to the upstream resolver.
 func (v proxyView) addNames(table map[string]nameInfo, svc *registry.Service) {
 	info := nameInfo{registry: "External"}
 	if svc.Kubernetes {
@@ -87,7 +87,7 @@ func (v proxyView) addNames(table map[string]nameInfo, svc *registry.Service) {
 	}
 	for known := range v.scope.VisibleNames(svc) {
 		if known != svc && v.scope.Service(known.Hostname) != nil {
-			continue // the name is the host of a ServiceEntry
+			continue // the name is already that of a ServiceEntry's host
 		}
 		if info.shortName, info.namespace = "", ""; known.Kubernetes {
 			info.registry, info.shortName, info.namespace = "Kubernetes", known.Name, known.Namespace
@@ -104,7 +104,7 @@ func servicePorts(svc *registry.Service) []string {
 	return ports
 }
 
-// portName formats a port like an SRV query name, followed by the port number.
+// portName formats a port as an SRV query name followed by the port number.
 func portName(p registry.Port, number uint32) string {
 	transport := "_tcp"
 	if p.Protocol == registry.UDP {
@@ -134,8 +134,8 @@ func (n *nameInfo) addUpstreams(svc *registry.Service, upstreams []Upstream) {
 	}
 }
 
-// addInstances adds a service's instance addresses, and a name for each instance, as Kubernetes does for headless
-// services.
+// addInstances adds the addresses of a service's instances, and a name for each instance. Kubernetes does the same for
+// headless services.
 func (v proxyView) addInstances(table map[string]nameInfo, info *nameInfo, svc *registry.Service) {
 	instances := v.p.instances(v.s, svc)
 	if svc.Resolution != registry.Static || instances == nil {
@@ -179,8 +179,8 @@ func (v proxyView) addInstances(table map[string]nameInfo, info *nameInfo, svc *
 	}
 }
 
-// instancePorts maps a service's ports to the ports of its instances. The value is 0 if the instances use different
-// ports.
+// instancePorts maps a service's ports to the ports of its instances. The value is 0 if the ports of the instances
+// differ.
 type instancePorts map[uint32]uint32
 
 func (p instancePorts) add(e *registry.Endpoint) {
@@ -191,8 +191,8 @@ func (p instancePorts) add(e *registry.Endpoint) {
 	}
 }
 
-// Field numbers of istio.networking.nds.v1.NameTable and NameInfo. The last one is an extension that other agents
-// ignore. It contains ports, which SRV answers require.
+// Field numbers of istio.networking.nds.v1.NameTable and NameInfo. The last one is an extension that agents of Istio
+// ignore. It contains the ports, which SRV answers require.
 const (
 	namesField    = 1
 	nameKey       = 1
@@ -237,7 +237,7 @@ func appendText(out []byte, field protowire.Number, text string) []byte {
 	return protowire.AppendString(protowire.AppendTag(out, field, protowire.BytesType), text)
 }
 
-// DescribedName is the name table's entry of a host, with Istio's JSON keys.
+// DescribedName is an entry of the name table, with Istio's JSON keys.
 type DescribedName struct {
 	IPs       []string `json:"ips,omitempty"`
 	Registry  string   `json:"registry,omitempty"`
@@ -246,7 +246,7 @@ type DescribedName struct {
 	Ports     []string `json:"ports,omitempty"`
 }
 
-// DescribeNames decodes a name table that NameTable created, by host name.
+// DescribeNames decodes a name table that NameTable created. It returns the entries by host name.
 func DescribeNames(table []byte) map[string]DescribedName {
 	all := map[string]DescribedName{}
 	forEachString(table, func(_ protowire.Number, entry string) {

@@ -17,7 +17,7 @@ import (
 )
 
 // DefaultOnDemandTimeout limits how long a request waits for an on-demand resource. It expires in two cases only: no
-// control plane responds, or Envoy is still resolving the host names of another cluster, during which it requests no
+// control plane responds, or Envoy is still resolving the host names of another cluster and therefore requests no
 // cluster.
 const DefaultOnDemandTimeout = 10 * time.Second
 
@@ -28,7 +28,8 @@ func (p *Proxy) SupportsOnDemand() bool {
 	return p.Type == Sidecar && !p.Proxyless && p.UseVHDS && p.isEnvoyAtLeast(1, 40)
 }
 
-// HeldClusters returns the clusters that an on-demand proxy has: those that every proxy needs, and the named ones.
+// HeldClusters returns the clusters that an on-demand proxy should have: those that every proxy needs, and those with
+// these names.
 func HeldClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	own := map[string]bool{}
@@ -43,8 +44,8 @@ func HeldClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resour
 	return append(out, rest...), err
 }
 
-// RequestedClusters returns the named clusters. For a service that does not exist it returns a cluster without
-// endpoints. If the control plane reported the cluster as missing, each request to it would wait again.
+// RequestedClusters returns the clusters with these names. For a service that does not exist, it returns a cluster
+// without endpoints. If the control plane reported the cluster as missing, each request to it would wait again.
 func RequestedClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	out, err := NamedClusters(s, p, names)
 	if err != nil {
@@ -71,7 +72,7 @@ func RequestedClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.R
 	return out, nil
 }
 
-// HasCluster reports whether the proxy has a cluster of that name for a visible service.
+// HasCluster reports whether there is a cluster with this name for a service that is visible to the proxy.
 func HasCluster(s *snapshot.Snapshot, p *Proxy, name string) bool {
 	_, ok := findServiceCluster(s, p, name)
 	return ok
@@ -79,8 +80,8 @@ func HasCluster(s *snapshot.Snapshot, p *Proxy, name string) bool {
 
 var clusterNames = regexp.MustCompile(`outbound\|[0-9]+\|[-A-Za-z0-9._*]*\|[-A-Za-z0-9.*]+`)
 
-// RequiredClusters returns the clusters that a proxy needs although no route requests them: those used by filters,
-// access logs and tracers of its listeners, and the targets of mirrored requests.
+// RequiredClusters returns the names of clusters that a proxy needs although it does not request them on demand: those
+// that filters, access logs and tracers of its listeners use, and the targets of mirrored requests.
 func RequiredClusters(s *snapshot.Snapshot, p *Proxy) ([]string, error) {
 	v := newView(s, p)
 	needed := map[string]bool{}
@@ -112,7 +113,7 @@ func RequiredClusters(s *snapshot.Snapshot, p *Proxy) ([]string, error) {
 	return slices.Sorted(maps.Keys(needed)), nil
 }
 
-// isCollector reports whether access logs or traces may be sent to a cluster, regardless of the protocol of its port.
+// isCollector reports whether a cluster may be a collector of access logs or traces. Its port may have any protocol.
 func (v proxyView) isCollector(cluster string) bool {
 	return slices.ContainsFunc(v.s.Mesh.GetExtensionProviders(), func(p *snapshot.ExtensionProvider) bool {
 		name, _, ok := v.providerCluster(snapshot.CollectorService(p))
@@ -120,7 +121,8 @@ func (v proxyView) isCollector(cluster string) bool {
 	})
 }
 
-// addMirrorClusters adds all ports of a mirror destination, because the port may depend on the port of the request.
+// addMirrorClusters adds the clusters of a mirror destination for all its ports, because the port may depend on the
+// port of the request.
 func (v proxyView) addMirrorClusters(needed map[string]bool, d *networking.Destination, namespace string) {
 	if svc := v.scope.Resolve(d.GetHost(), namespace); svc != nil {
 		for _, port := range svc.Ports {

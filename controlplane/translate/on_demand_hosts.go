@@ -18,8 +18,8 @@ type HeldHosts struct {
 	plan  *hostPlan
 	// resourceNames maps requested names to resource names.
 	resourceNames map[string]string
-	// planned contains indexes of the plan. unknown contains hosts outside the mesh. all: the proxy has all planned
-	// virtual hosts, and the catch-all virtual host for unknown hosts.
+	// planned contains indexes of virtual hosts in the plan. unknown contains hosts outside the mesh. all: the proxy
+	// has all planned virtual hosts, and the catch-all virtual host for unknown hosts.
 	planned map[int]bool
 	unknown map[string]bool
 	all     bool
@@ -63,13 +63,15 @@ func (h *HeldHosts) add(name string) {
 	switch {
 	case h.all:
 		h.resourceNames[name] = h.route + "/" + h.v.catchAllHost().GetName()
-	// A pattern would also match other hosts. The name of a catch-all virtual host would be ambiguous later.
+	// Do not add a pattern, because it would match other hosts too. Do not add the name of a catch-all virtual host,
+	// which would be ambiguous later.
 	case domain != "" && !strings.Contains(domain, "*") && !IsCatchAllHost(domain):
 		h.unknown[domain], h.resourceNames[name] = true, h.route+"/"+domain
 	}
 }
 
-// exists reports whether a planned virtual host has routes for this proxy. The virtual host of a service always has.
+// exists reports whether a planned virtual host has routes for this proxy. The virtual host of a service always has
+// routes.
 func (h *HeldHosts) exists(i int) bool {
 	host := h.plan.hosts[i]
 	if host.svc != nil && h.v.patches == nil {
@@ -79,8 +81,8 @@ func (h *HeldHosts) exists(i int) bool {
 	return r != nil || err != nil
 }
 
-// addCovered adds the planned hosts that match a wildcard domain of a virtual host that the proxy already has. Envoy
-// would otherwise use the wildcard virtual host for their requests.
+// addCovered adds the planned hosts that match a wildcard domain of a virtual host that the proxy already has.
+// Otherwise Envoy would use the wildcard virtual host for requests to these hosts.
 func (h *HeldHosts) addCovered() {
 	var patterns []string
 	for i := range h.planned {
@@ -103,13 +105,13 @@ func (h *HeldHosts) addCovered() {
 // ResourceName returns the resource name for a requested name, or "".
 func (h *HeldHosts) ResourceName(name string) string { return h.resourceNames[name] }
 
-// Unknown returns the number of hosts outside the mesh.
+// Unknown returns the number of requested hosts that are outside the mesh.
 func (h *HeldHosts) Unknown() int { return len(h.unknown) }
 
 // All reports whether the proxy has all virtual hosts, including a catch-all for unknown hosts.
 func (h *HeldHosts) All() bool { return h != nil && h.all }
 
-// Names returns the resource names, or nil if the proxy has all.
+// Names returns the resource names of the virtual hosts that the proxy has, or nil if it has all.
 func (h *HeldHosts) Names() map[string]bool {
 	if h == nil || h.all {
 		return nil
@@ -124,7 +126,7 @@ func (h *HeldHosts) Names() map[string]bool {
 	return out
 }
 
-// Resources returns the resources whose names wanted selects.
+// Resources returns the resources for whose name wanted returns true.
 func (h *HeldHosts) Resources(wanted func(name string) bool) ([]*xds.Resource, error) {
 	out, err := h.resources(wanted)
 	h.v.reportSkippedPatches(xds.VirtualHostType, func(name string) bool { return strings.HasPrefix(name, h.route+"/") && wanted(name) }, out)
@@ -159,7 +161,8 @@ func (h *HeldHosts) resources(wanted func(name string) bool) ([]*xds.Resource, e
 	return out, nil
 }
 
-// unknownHostsResource returns the catch-all virtual host. It returns none if an EnvoyFilter removes the virtual host.
+// unknownHostsResource returns the catch-all virtual host. It returns no resource if an EnvoyFilter removes the virtual
+// host.
 func (v proxyView) unknownHostsResource(route string) ([]*xds.Resource, error) {
 	host := sanitizeRoutes(&routev3.RouteConfiguration{VirtualHosts: []*routev3.VirtualHost{v.catchAllHost()}}).VirtualHosts[0]
 	if host = v.patchHost(route, host); host == nil {
@@ -173,7 +176,7 @@ func (v proxyView) unknownHostsResource(route string) ([]*xds.Resource, error) {
 // IsCatchAllHost reports whether name is that of the catch-all virtual host, which matches all hosts outside the mesh.
 func IsCatchAllHost(name string) bool { return name == allowAny || name == blockAll }
 
-// unknownHostKey contains everything, in addition to the scope, that the virtual host of an unknown host depends on.
+// unknownHostKey contains those values on which the virtual host of an unknown host depends, except the scope.
 type unknownHostKey struct{ route, domain string }
 
 // unknownHostResource returns the virtual host of one host outside the mesh.
@@ -185,8 +188,8 @@ func (v proxyView) unknownHostResource(route, domain string) (*xds.Resource, err
 	})
 }
 
-// disableIdleTimeout exempts the routes of an on-demand proxy from the stream idle timeout, which limits the wait for
-// virtual hosts.
+// disableIdleTimeout disables the stream idle timeout in the routes of an on-demand proxy. The timeout only limits the
+// wait for virtual hosts.
 func (v proxyView) disableIdleTimeout(host *routev3.VirtualHost) *routev3.VirtualHost {
 	if !v.p.OnDemand {
 		return host
@@ -199,8 +202,8 @@ func (v proxyView) disableIdleTimeout(host *routev3.VirtualHost) *routev3.Virtua
 	return host
 }
 
-// normalizeHost converts the host in a request to the form of a virtual host domain. It removes the port if the routes
-// are for one port.
+// normalizeHost converts the host in a request to the form of a virtual host's domain. If all routes are for one port,
+// it removes the port.
 func (v proxyView) normalizeHost(host string) string {
 	host = strings.ToLower(host)
 	if v.p.Interception == None {
@@ -212,10 +215,10 @@ func (v proxyView) normalizeHost(host string) string {
 	return host
 }
 
-// domainIndex finds the virtual host of a host by Envoy's rules: exact domains first, then the longest wildcard.
+// domainIndex finds the virtual host for a host by Envoy's rules: exact domains first, then the longest wildcard.
 type domainIndex struct {
 	byDomain map[string]int
-	// suffixes are those of the wildcard domains, longest first.
+	// suffixes lists the suffixes of the wildcard domains, longest first.
 	suffixes []string
 }
 

@@ -11,8 +11,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// outboundListener describes one listener for captured connections: to one port at a service's address, or to one port
-// at all other addresses. If several filter chains may match, Envoy selects one by the first bytes of the connection.
+// outboundListener describes one listener for captured connections. These are connections to one port at a service's
+// address, or to one port at all other addresses. If several filter chains may match, Envoy selects one by the first
+// bytes of the connection.
 type outboundListener struct {
 	addr netip.AddrPort
 	// routes is the name of the route configuration. It is empty if the listener accepts no HTTP.
@@ -20,7 +21,8 @@ type outboundListener struct {
 	requests traffic
 	// sniff: Envoy must detect HTTP from the first bytes.
 	sniff bool
-	// connections are the TCP routes: some match addresses or server names, and at most one matches all others.
+	// connections lists the TCP routes. Some match addresses or server names, and at most one matches all other
+	// connections.
 	connections []connectionRoute
 }
 
@@ -56,13 +58,13 @@ func (g *outboundListenerSet) getOrAdd(at netip.AddrPort) *outboundListener {
 	return g.byAddress[at]
 }
 
-// allOutboundListeners returns the listeners for captured connections, which Envoy selects by original destination.
-// They do not bind to a port.
+// allOutboundListeners returns the listeners for captured connections. They do not bind to a port: Envoy selects one of
+// them by a connection's original destination.
 func allOutboundListeners(v proxyView) []*listenerv3.Listener {
 	return v.buildOutboundListeners(func(netip.AddrPort) bool { return true })
 }
 
-// buildOutboundListeners returns the outbound listeners whose address wanted selects.
+// buildOutboundListeners returns the outbound listeners for whose address wanted returns true.
 func (v proxyView) buildOutboundListeners(wanted func(netip.AddrPort) bool) []*listenerv3.Listener {
 	all := outboundListenerSet{byAddress: map[netip.AddrPort]*outboundListener{}}
 	for _, svc := range v.scope.Services {
@@ -82,8 +84,8 @@ func (v proxyView) buildOutboundListeners(wanted func(netip.AddrPort) bool) []*l
 }
 
 // addServicePort adds the traffic of a service's port. HTTP services share the wildcard listener of the port, where the
-// Host header selects the service. For other services, the address selects the service; if the service has no address,
-// the port alone does.
+// Host header selects the service. For other services, the destination address selects the service. If the service has
+// no address, the port alone selects it.
 func (v proxyView) addServicePort(all *outboundListenerSet, svc *registry.Service, port registry.Port) {
 	number := uint16(port.Number)
 	t := traffic{side: outboundSide, port: port.Number, protocol: port.Protocol}
@@ -110,7 +112,7 @@ func (v proxyView) addServicePort(all *outboundListenerSet, svc *registry.Servic
 	}
 }
 
-// addServiceRanges adds the traffic to the CIDR blocks of a service at one port.
+// addServiceRanges adds the traffic to one port of a service whose addresses are CIDR blocks.
 func (v proxyView) addServiceRanges(g *outboundListener, svc *registry.Service, port registry.Port, t traffic) {
 	if port.Protocol == registry.Undeclared {
 		requests := t
@@ -156,8 +158,8 @@ func listenAddresses(svc *registry.Service, number uint16) []netip.AddrPort {
 	return out
 }
 
-// outboundRouteName returns the name of the route configuration of a service's port. All services of one listener share
-// it.
+// outboundRouteName returns the name of the route configuration for a service's port. All services that share a
+// listener share it.
 func outboundRouteName(svc *registry.Service, port registry.Port) string {
 	if port.Protocol == registry.Undeclared && len(svc.Addresses) > 0 {
 		return upstreamRoute(svc, port.Number)
@@ -182,7 +184,8 @@ func (g *outboundListener) setRequests(routes string, t traffic, sniff bool) {
 	g.sniff = g.sniff || sniff
 }
 
-// addRoute adds a route. It first removes the matches that earlier routes have, because Envoy rejects duplicates.
+// addRoute adds a route. It removes matches from the route that earlier routes already have, because Envoy rejects
+// duplicates.
 func (g *outboundListener) addRoute(c connectionRoute) {
 	for _, other := range g.connections {
 		if !c.match.subtract(other.match) {
@@ -192,7 +195,7 @@ func (g *outboundListener) addRoute(c connectionRoute) {
 	g.connections = append(g.connections, c)
 }
 
-// subtract removes the matches that o also has, and reports whether any remain.
+// subtract removes the matches that o contains too, and reports whether any remain.
 func (m *connectionMatch) subtract(o connectionMatch) bool {
 	names, subnets := intersection(m.names, o.names), intersection(m.subnets, o.subnets)
 	if len(m.names) == 0 && len(o.names) > 0 || len(m.names) > 0 && len(names) == 0 || len(m.subnets) == 0 && len(o.subnets) > 0 || len(m.subnets) > 0 && len(subnets) == 0 {
@@ -220,9 +223,9 @@ func difference[T comparable](a, b []T) []T {
 	return slices.DeleteFunc(slices.Clone(a), func(x T) bool { return slices.Contains(b, x) })
 }
 
-// addFallbackRoutes adds, for each address block whose routes require a server name, a route for connections with other
-// names. Envoy considers only the chains of the narrowest matching block, so a route of a wider block would not be
-// used.
+// addFallbackRoutes adds routes for address blocks whose routes all require a server name. The added route matches
+// connections to the block with other names. Envoy considers only the chains of the narrowest matching block, so it
+// would not use the route of a wider block.
 func (v proxyView) addFallbackRoutes(g *outboundListener) {
 	for _, c := range slices.Clone(g.connections) {
 		if len(c.match.names) > 0 && len(c.match.subnets) > 0 {
@@ -237,7 +240,8 @@ func (v proxyView) unknownDestinationRoute() connectionRoute {
 	return connectionRoute{stat: v.unknownDestinationCluster(), traffic: traffic{side: outboundSide}, to: toCluster(v.unknownDestinationCluster())}
 }
 
-// buildOutboundListener builds a listener. It inspects the first bytes of connections only if its chains require that.
+// buildOutboundListener builds a listener. The listener inspects the first bytes of connections only if its chains
+// require that.
 func (v proxyView) buildOutboundListener(g *outboundListener) *listenerv3.Listener {
 	l := listener(g.addr, corev3.TrafficDirection_OUTBOUND)
 	if g.addr.Addr().IsUnspecified() {
@@ -308,7 +312,7 @@ func (v proxyView) requestChain(g *outboundListener, name string, mixed, names b
 	if mixed {
 		chain.Name += "_http"
 		chain.FilterChainMatch = &listenerv3.FilterChainMatch{ApplicationProtocols: sniffedHTTP}
-		if names { // exclude TLS connections, which may offer the same ALPN names
+		if names { // exclude TLS connections, which may have the same ALPN names
 			chain.FilterChainMatch.TransportProtocol = "raw_buffer"
 		}
 	}
@@ -333,8 +337,8 @@ func (v proxyView) connectionChain(g *outboundListener, name string, c connectio
 	return chain
 }
 
-// matchablePrefixes returns the blocks with which a filter chain matches a block. A block of prefix length 0 is split
-// into two halves, because Envoy treats length 0 like no block and might prefer a chain without one.
+// matchablePrefixes returns the blocks for a filter chain match on this block. It splits a block of prefix length 0
+// into two halves: Envoy treats length 0 as if there were no block, and might prefer a chain without one.
 func matchablePrefixes(block netip.Prefix) []netip.Prefix {
 	if block.Bits() > 0 {
 		return []netip.Prefix{block}
@@ -346,7 +350,7 @@ func matchablePrefixes(block netip.Prefix) []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(lower, 1), netip.PrefixFrom(upper, 1)}
 }
 
-// unknownDestinationCluster returns the cluster for connections that match no service.
+// unknownDestinationCluster returns the name of the cluster for connections to destinations that no service has.
 func (v proxyView) unknownDestinationCluster() string {
 	if !v.scope.AllowAny {
 		return BlackHoleCluster

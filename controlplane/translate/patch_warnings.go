@@ -9,10 +9,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// A skipped patch is reported as long as it is skipped. Cached resources outlive one snapshot and serve several
-// proxies, so each resource stores the patches that were skipped when it was built.
+// The control plane reports a skipped patch as long as it is skipped. Cached resources outlive one snapshot and serve
+// several proxies. Each resource therefore stores the patches that were skipped when it was built.
 
-// attachSkippedPatches stores the patches that were skipped while r was built in r.
+// attachSkippedPatches stores in r.Notes the patches that were skipped while r was built.
 func attachSkippedPatches(left []envoyfilter.SkippedPatch, r *xds.Resource, err error) (*xds.Resource, error) {
 	if r != nil && len(left) > 0 {
 		r.Notes = left
@@ -20,12 +20,12 @@ func attachSkippedPatches(left []envoyfilter.SkippedPatch, r *xds.Resource, err 
 	return r, err
 }
 
-// reportSkippedPatches reports the patches that were skipped for the proxy. It replaces the previous report on the
-// resources that made selects.
+// reportSkippedPatches reports the patches that were skipped for the proxy. The report replaces the previous one for
+// the resource names for which made returns true.
 func (v proxyView) reportSkippedPatches(typeURL string, made func(name string) bool, resources []*xds.Resource) {
 	var now []snapshot.Note
 	add := func(resource string, left envoyfilter.SkippedPatch) {
-		// The patches of all non-service clusters are reported here, also of clusters that were not requested
+		// Patches of all non-service clusters are reported here, including those of clusters that were not requested.
 		if of, problem, ok := v.patches.Problem(left); ok && made(resource) {
 			now = append(now, snapshot.Note{Resource: resource, Filter: of, Problem: problem})
 		}
@@ -46,13 +46,13 @@ func (v proxyView) reportSkippedPatches(typeURL string, made func(name string) b
 
 func matchAll(string) bool { return true }
 
-// matchNames returns a predicate that is true for the specified names.
+// matchNames returns a function that reports whether a name is one of names.
 func matchNames(names []string) func(string) bool {
 	return func(name string) bool { return slices.Contains(names, name) }
 }
 
-// matchRoutes returns a predicate that is true for the virtual hosts of the specified route configurations. Without
-// routes it is true for all.
+// matchRoutes returns a function that reports whether a virtual host belongs to one of the route configurations. If
+// routes is empty, the function always returns true.
 func matchRoutes(routes []string) func(string) bool {
 	return func(name string) bool {
 		return len(routes) == 0 || slices.ContainsFunc(routes, func(route string) bool { return strings.HasPrefix(name, route+"/") })

@@ -25,7 +25,8 @@ import (
 // depends only on certificates.
 const (
 	peerHeader = "x-pilotfish-peer"
-	// peerMetadata is the metadata namespace of a request's client, and of a listener's own workload.
+	// peerMetadata is the metadata namespace that describes the client of a request, and that describes the listener's
+	// own workload.
 	peerMetadata = "pilotfish.peer"
 	peerFilter   = "pilotfish.peer"
 )
@@ -40,7 +41,8 @@ type peerField struct {
 	histograms           bool
 }
 
-// peerFields are the fields of the header, in order. Append new fields: other versions of sidecars rely on the order.
+// peerFields lists the fields of the header in order. New fields must be at the end, because other versions of sidecars
+// rely on the order.
 var peerFields = []peerField{
 	{"workload", "name", "workload", true}, {"namespace", "namespace", "workload_namespace", true}, {"app", "app", "app", false},
 	{"version", "version", "version", false}, {"service", "service", "canonical_service", false},
@@ -103,8 +105,8 @@ func sanitizeName(s string) string {
 	return invalidNameChars.ReplaceAllString(s, "_")
 }
 
-// addPeerMetadata sets the metadata of outbound listeners. The metadata contains the value of the peer header, and the
-// default values of metric labels.
+// addPeerMetadata sets the metadata of outbound listeners: the value of the peer header, and the default values of
+// metric labels.
 func (p *Proxy) addPeerMetadata(listeners []*listenerv3.Listener) []*listenerv3.Listener {
 	for _, l := range listeners {
 		if l.GetTrafficDirection() == corev3.TrafficDirection_OUTBOUND {
@@ -114,8 +116,8 @@ func (p *Proxy) addPeerMetadata(listeners []*listenerv3.Listener) []*listenerv3.
 	return listeners
 }
 
-// peerMetadataHeader adds the peer metadata to requests. The header definition is the same for all proxies, so that
-// they can share routes: each proxy reads the value from the metadata of its listener.
+// peerMetadataHeader returns the header definition that adds the peer metadata to requests. The definition is the same
+// for all proxies, so that they can share routes: each proxy reads the value from the metadata of its listener.
 func peerMetadataHeader() []*corev3.HeaderValueOption {
 	return []*corev3.HeaderValueOption{{
 		Header:       &corev3.HeaderValue{Key: peerHeader, Value: "%METADATA(LISTENER:" + peerMetadata + ":self)%"},
@@ -127,7 +129,7 @@ func peerMetadataHeader() []*corev3.HeaderValueOption {
 // header from requests to other destinations, because a client may have sent it.
 func (r routing) addPeerHeader(route *routev3.Route) *routev3.Route {
 	action := route.GetRoute()
-	// A mirrored request is a copy with the same headers, so mirror destinations count too.
+	// A mirrored request is a copy with the same headers, so mirror destinations count as destinations too.
 	copied := slices.ContainsFunc(action.GetRequestMirrorPolicies(), func(m *routev3.RouteAction_RequestMirrorPolicy) bool { return !r.isInMesh(m.GetCluster()) })
 	switch weighted := action.GetWeightedClusters().GetClusters(); {
 	case action == nil:
@@ -147,8 +149,8 @@ func (r routing) addPeerHeader(route *routev3.Route) *routev3.Route {
 	return route
 }
 
-// headersToRemove returns the peer header at a gateway, because a client may have sent it and it must not leave the
-// mesh. Sidecars need not remove it, because applications do not receive it and so cannot forward it.
+// headersToRemove returns the headers that a gateway removes: the peer header, because a client may have sent it and it
+// must not leave the mesh. Sidecars need not remove it, because applications do not receive it and cannot forward it.
 func (r routing) headersToRemove() []string {
 	if r.gateway == snapshot.MeshGateway {
 		return nil
@@ -156,8 +158,8 @@ func (r routing) headersToRemove() []string {
 	return []string{peerHeader}
 }
 
-// removePeerHeaderFilters remove the peer header from requests. They are needed if some endpoints have no sidecar that
-// would remove it.
+// removePeerHeaderFilters returns filters that remove the peer header from requests. They are necessary if some
+// endpoints have no sidecar that would remove it.
 func removePeerHeaderFilters() []*hcmv3.HttpFilter {
 	return []*hcmv3.HttpFilter{
 		httpFilter("envoy.filters.http.header_mutation", &headermutationv3.HeaderMutation{Mutations: &headermutationv3.Mutations{
@@ -167,7 +169,7 @@ func removePeerHeaderFilters() []*hcmv3.HttpFilter {
 	}
 }
 
-// isInMesh reports whether a cluster is that of a mesh service.
+// isInMesh reports whether a cluster belongs to a mesh service.
 func (r routing) isInMesh(cluster string) bool {
 	host, _, _, ok := parseOutbound(cluster)
 	if !ok {
@@ -177,10 +179,10 @@ func (r routing) isInMesh(cluster string) bool {
 	return svc != nil && !svc.External
 }
 
-// trustsPeerHeader reports whether the proxy uses the peer header that a chain's clients send.
+// trustsPeerHeader reports whether the proxy uses the peer header that the clients of a chain send.
 func (v proxyView) trustsPeerHeader(t traffic) bool { return t.side == inboundSide && t.mtls }
 
-// peerFilters read the peer header into metadata and remove it.
+// peerFilters returns filters that read the peer header into metadata and remove it.
 func (v proxyView) peerFilters(t traffic) []*hcmv3.HttpFilter {
 	if !v.trustsPeerHeader(t) || !v.metrics(snapshot.AsServer).enabled && len(v.telemetry().AccessLogs(snapshot.AsServer)) == 0 {
 		return nil
@@ -203,8 +205,9 @@ func (v proxyView) peerFilters(t traffic) []*hcmv3.HttpFilter {
 	return []*hcmv3.HttpFilter{httpFilter(peerFilter, config)}
 }
 
-// peerPattern matches one field of the header and accepts only the allowed characters. If the pattern did not match,
-// Envoy would use the whole header as the value. Invalid UTF-8 in it would make all metrics unreadable.
+// peerPattern returns an expression that matches one field of the header. It accepts only the allowed characters,
+// because invalid UTF-8 in a label would make all metrics unreadable. If the expression does not match, Envoy uses the
+// whole header as the value.
 func peerPattern(i int) string {
 	return `^(?:(?:[^;]*;){` + strconv.Itoa(i) + `}([A-Za-z0-9._/-]*)(?:;.*)?$)?\C*`
 }

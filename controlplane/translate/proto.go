@@ -27,7 +27,7 @@ func u32(n uint32) *wrapperspb.UInt32Value          { return wrapperspb.UInt32(n
 func boolean(b bool) *wrapperspb.BoolValue          { return wrapperspb.Bool(b) }
 func duration(d time.Duration) *durationpb.Duration { return durationpb.New(d) }
 
-// ads returns the config source that delivers resources on the ADS stream.
+// ads returns the config source for resources that arrive on the ADS stream.
 func ads() *corev3.ConfigSource {
 	return &corev3.ConfigSource{
 		ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}},

@@ -15,7 +15,7 @@ import (
 )
 
 // defaultSniffTimeout is the default limit of the wait for the client's first bytes on ports where the server may send
-// first. Mutual TLS connections are not delayed, because they start with bytes of the client.
+// first. It does not delay mutual TLS connections, because on these the client sends first.
 const defaultSniffTimeout = time.Second
 
 // sniffedHTTP are the application protocols that the HTTP inspector detects.
@@ -25,7 +25,7 @@ func httpInspector() *listenerv3.ListenerFilter {
 	return listenerFilter("envoy.filters.listener.http_inspector", &httpinspectorv3.HttpInspector{})
 }
 
-// setSniffTimeout makes Envoy process a connection as TCP if the client sends no bytes before the timeout.
+// setSniffTimeout makes Envoy process a connection as TCP if the client sends no bytes within the timeout.
 func (v proxyView) setSniffTimeout(l *listenerv3.Listener) {
 	timeout := v.s.Mesh.GetProtocolDetectionTimeout().AsDuration()
 	if timeout <= 0 {
@@ -66,8 +66,8 @@ func downstreamProtocolOptions() *httpv3.HttpProtocolOptions {
 	}}
 }
 
-// tcpALPNFilters make the upstream sidecar process a connection as TCP. They are needed if the cluster's ALPN announces
-// HTTP, which is so for ports without a declared protocol.
+// tcpALPNFilters returns filters that make the upstream sidecar process a connection as TCP. They are necessary if the
+// cluster's ALPN announces HTTP, as for ports without a declared protocol.
 func (v proxyView) tcpALPNFilters(to []clusterWeight) []*listenerv3.Filter {
 	for _, s := range to {
 		if v.announcesHTTP(s.cluster) {

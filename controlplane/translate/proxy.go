@@ -27,9 +27,9 @@ func (p *Proxy) isEnvoyAtLeast(major, minor uint32) bool {
 // SupportsVHDS reports whether the proxy's Envoy supports VHDS over ADS.
 func (p *Proxy) SupportsVHDS() bool { return p.isEnvoyAtLeast(1, 37) }
 
-// DisableVHDS makes the control plane send virtual hosts inside their route configurations, and reports whether this
-// changes the proxy. Envoy before 1.40 crashes if it receives virtual hosts by VHDS that it had in a route
-// configuration.
+// DisableVHDS makes the control plane send virtual hosts inside their route configurations. It reports whether this
+// changes the proxy. Envoy before 1.40 crashes if it receives virtual hosts by VHDS that a route configuration
+// contained before.
 func (p *Proxy) DisableVHDS() bool {
 	if !p.UseVHDS || p.isEnvoyAtLeast(1, 40) {
 		return false
@@ -77,13 +77,14 @@ type Proxy struct {
 	// IPv4 and IPv6 report the address families of the proxy.
 	IPv4, IPv6 bool
 	// Interception is a sidecar's mode. A router is not redirected: it listens on its own ports. For a router, None
-	// means that it shares its network namespace and listens only on its own address.
+	// means that other workloads share its network namespace, so that it listens only on its own address.
 	Interception Interception
 	// AppAddress is the workload's listen address in mode NONE.
 	AppAddress netip.Addr
 	// Upstreams are the upstream listeners of a sidecar in mode NONE, each for one port of a service.
 	Upstreams []Upstream
-	// Publish maps a router's ports to the addresses on which it listens for them instead of its own address.
+	// Publish maps a router's ports to the addresses on which it listens for them. For other ports, it listens on its
+	// own address.
 	Publish map[uint32]netip.AddrPort
 	// Proxyless: the client is an application with a gRPC library instead of Envoy.
 	Proxyless bool
@@ -92,7 +93,7 @@ type Proxy struct {
 	// Workload is the name of the proxy's workload, for example of a Deployment, without the instance's suffix.
 	Workload string
 	// OnDemand: the control plane sends only the virtual hosts and service clusters that the proxy requests. Scope is
-	// the node's setting for it: automatic, all or empty.
+	// the setting for this in the node's metadata: automatic, all or empty.
 	OnDemand bool
 	Scope    string
 	// OnDemandTimeout limits how long a request waits for an on-demand resource. It expires only while no control plane
@@ -108,8 +109,8 @@ type Proxy struct {
 	Metadata     map[string]string
 	// Network and Locality (region/zone/subzone) are empty if the node does not report them.
 	Network, Locality string
-	// AutoRegisterGroup is the WorkloadGroup in which the workload is registered when it connects, if any.
-	// HealthChecked: the agent reports the workload's health.
+	// AutoRegisterGroup is the WorkloadGroup in which the control plane registers the workload when it connects. It is
+	// empty if there is none. HealthChecked: the agent reports the workload's health.
 	AutoRegisterGroup string
 	HealthChecked     bool
 	// RegisteredAddress is the address of the workload's WorkloadEntry. It is invalid unless the workload is registered
@@ -119,7 +120,7 @@ type Proxy struct {
 	Topology *meshconfig.Topology
 	// Authenticated: the client has proved its namespace and service account.
 	Authenticated bool
-	// PodPorts are the workload's ports by name, for Services whose targetPort is a name.
+	// PodPorts maps names to the workload's ports. It is used for Services whose targetPort is a name.
 	PodPorts map[string]uint32
 	// Disconnected is closed when the proxy disconnects. If it is nil, the proxy counts as connected.
 	Disconnected <-chan struct{}
@@ -134,8 +135,8 @@ type Upstream struct {
 	Listen netip.AddrPort
 }
 
-// metadata contains the supported fields of a node's metadata. All values except LABELS are strings, because agents
-// read them from environment variables.
+// metadata contains those fields of a node's metadata that the control plane uses. All values except LABELS are
+// strings, because agents read them from environment variables.
 type metadata struct {
 	Name           string            `json:"NAME"`
 	Namespace      string            `json:"NAMESPACE"`
@@ -159,11 +160,11 @@ type metadata struct {
 	Scope        string `json:"PILOTFISH_SCOPE"`
 }
 
-// maxMetadataName limits the names in the node's metadata, as Kubernetes does.
+// maxMetadataName is the maximum length of names in the node's metadata, as in Kubernetes.
 const maxMetadataName = 253
 
-// ParseProxy reads a proxy from the node of its first request. identity is the client's verified SPIFFE ID, or empty on
-// a connection without authentication. It returns an error if the node contradicts the identity or requests an
+// ParseProxy reads a proxy from the node of its first request. identity is the client's verified SPIFFE ID. It is empty
+// if the connection has no authentication. It returns an error if the node contradicts the identity or requests an
 // unsupported mode.
 func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 	m, err := readMetadata(node.GetMetadata())
@@ -238,8 +239,8 @@ func stringFields(s *structpb.Struct) map[string]string {
 	return out
 }
 
-// mergeField returns a value that the node's ID and its metadata both contain. Contradicting values are an error: the
-// control plane would otherwise serve the proxy by one value and display the other.
+// mergeField returns a value that both the node's ID and its metadata contain. It returns an error if they contradict
+// each other: the control plane would otherwise use one value to serve the proxy and display the other.
 func mergeField(field, id, metadata string) (string, error) {
 	if id != "" && metadata != "" && id != metadata {
 		return "", fmt.Errorf("the node ID contains %q, but the metadata field %s is %q: both must have the same value", id, field, metadata)
@@ -299,8 +300,8 @@ func parseID(id string) (*Proxy, error) {
 	return p, nil
 }
 
-// checkIdentity returns an error if the proxy claims another namespace or service account than its verified identity
-// contains. Namespace and account determine which resources it may receive.
+// checkIdentity returns an error if the proxy reports another namespace or service account than its verified identity
+// contains. Namespace and account determine which resources the proxy may receive.
 func (p *Proxy) checkIdentity(identity string) error {
 	if identity == "" {
 		return nil

@@ -23,5 +23,5 @@ func ProxyConfig(s *snapshot.Snapshot) (*xds.Resource, error) {
 	})
 }
 
-// proxyConfigKey contains everything that the resource depends on.
+// proxyConfigKey contains all values on which the resource depends.
 type proxyConfigKey struct{ mesh *meshconfig.MeshConfig }

@@ -19,7 +19,7 @@ import (
 
 // AffectedResources returns the resources of the proxy that a change may affect. For each type it returns all resources
 // or a list of names. s is the snapshot after the change. The result never omits an affected resource. It may contain
-// unaffected ones, which cost only the work to build an identical resource.
+// unaffected resources, whose only cost is that they are built again with the same content.
 func AffectedResources(s *snapshot.Snapshot, p *Proxy, change snapshot.Change) xds.PushScope {
 	// A proxyless client has few resources, which it requests by name. They may depend on documents anywhere in the
 	// mesh.
@@ -58,7 +58,7 @@ type scopeBuilder struct {
 	changedHosts map[string]struct{} // hostnames of services that were added, removed or changed
 }
 
-// addAll adds all resources of the types.
+// addAll adds all resources of these types.
 func (a *scopeBuilder) addAll(types ...string) { a.affected.AddAll(types...) }
 
 func (a *scopeBuilder) addServices(change snapshot.Change) {
@@ -67,7 +67,8 @@ func (a *scopeBuilder) addServices(change snapshot.Change) {
 			a.affected.Add(xds.EndpointType, localCluster)
 			a.addAll(xds.ClusterType, xds.ListenerType, xds.RouteType, xds.VirtualHostType)
 		}
-		// Also for services that the proxy does not see: documents may refer to either service of that name
+		// This also applies to services that the proxy does not see, because documents may refer to either service of
+		// that name.
 		a.addRenamed(svc)
 		if a.scope.CanSee(svc) {
 			if a.hasAutoPassthrough() {
@@ -111,7 +112,7 @@ func (a *scopeBuilder) addServices(change snapshot.Change) {
 	}
 }
 
-// addClusters adds all clusters that a service has or had, with the subsets of all DestinationRules.
+// addClusters adds all current and earlier clusters of a service, with the subsets of all DestinationRules.
 func (a *scopeBuilder) addClusters(svc *registry.Service, types ...string) {
 	subsets := append([]string{"", instanceSubset}, a.s.SubsetNames(svc)...)
 	for _, versions := range a.change.Resources {
@@ -134,8 +135,8 @@ func (a *scopeBuilder) addClusters(svc *registry.Service, types ...string) {
 	}
 }
 
-// namesakePorts returns the ports of all services with the hostname of svc. One of these services may take precedence
-// over another.
+// namesakePorts returns the ports of all services with the hostname of svc. Of these services, one may take precedence
+// over the others.
 func (a *scopeBuilder) namesakePorts(svc *registry.Service) map[uint32]bool {
 	ports := map[uint32]bool{}
 	for _, s := range a.namesakes(svc) {
@@ -146,8 +147,8 @@ func (a *scopeBuilder) namesakePorts(svc *registry.Service) map[uint32]bool {
 	return ports
 }
 
-// addRenamed adds all resources if documents may refer to another service by the name of an added or removed service.
-// The rules in these documents may apply to a different service after the change.
+// addRenamed adds all resources if documents may refer to a service by the name of an added or removed service. The
+// rules in these documents may apply to a different service after the change.
 func (a *scopeBuilder) addRenamed(svc *registry.Service) {
 	if a.s.AffectsNames(svc) {
 		a.addAll(xds.Order...)
@@ -159,7 +160,7 @@ func (a *scopeBuilder) isLocal(svc *registry.Service) bool {
 	return svc.Namespace == a.p.Namespace && len(svc.Selector) > 0 && snapshot.Selects(svc.Selector, a.p.Labels)
 }
 
-// listensForServices reports whether the proxy's listeners depend on services and their ports. Services may be
+// listensForServices reports whether the proxy's listeners depend on services and their ports. These services may be
 // destinations, authorizers or collectors of logs and traces.
 func (a *scopeBuilder) listensForServices() bool {
 	return a.p.Type == Router || a.p.Interception != None || len(a.p.Upstreams) > 0 || a.s.KeysByProxy ||
@@ -175,7 +176,7 @@ func (a *scopeBuilder) isAuthorizer(svc *registry.Service) bool {
 	})
 }
 
-// addDocument adds the resources that one version of a rule or policy affects.
+// addDocument adds the resources that one version of a document affects.
 func (a *scopeBuilder) addDocument(r *config.Resource) {
 	root := a.s.Mesh.GetRootNamespace()
 	near := r.Namespace == a.p.Namespace || r.Namespace == root
@@ -207,7 +208,7 @@ func (a *scopeBuilder) addDocument(r *config.Resource) {
 			a.addAll(xds.Order...)
 		}
 	case *security.PeerAuthentication:
-		// The effect of the document on clients is part of their endpoints and clusters.
+		// The endpoints and clusters contain the effect of the document on clients.
 		if a.p.Type == Sidecar && near {
 			a.addAll(xds.ListenerType)
 		}
@@ -237,8 +238,8 @@ func (a *scopeBuilder) addDocument(r *config.Resource) {
 }
 
 func (a *scopeBuilder) addVirtualService(r *config.Resource, spec *networking.VirtualService) {
-	// VirtualServices without hosts are delegates. For these, exportTo limits which VirtualServices may refer to them,
-	// not which proxies use them.
+	// VirtualServices without hosts are delegates. For a delegate, exportTo limits which VirtualServices may refer to
+	// it, and not which proxies use it.
 	if len(spec.GetHosts()) > 0 && (!a.s.RuleVisibleTo(r, a.p.Namespace) || !a.appliesToProxy(r, spec)) {
 		return
 	}
@@ -248,7 +249,7 @@ func (a *scopeBuilder) addVirtualService(r *config.Resource, spec *networking.Vi
 	}) {
 		a.addAll(xds.ListenerType)
 	}
-	// If a Sidecar limits the scope, a VirtualService extends the scope by its destinations.
+	// If a Sidecar limits the scope, the destinations of VirtualServices are added to the scope.
 	if a.scope.Sidecar != nil {
 		a.addAll(xds.ClusterType, xds.EndpointType, xds.ListenerType, xds.RouteType, xds.VirtualHostType, xds.NameTableType)
 	}
@@ -270,12 +271,12 @@ func (a *scopeBuilder) addRoutes(r *config.Resource, spec *networking.VirtualSer
 	}
 	for _, h := range spec.GetHosts() {
 		host := a.scope.Hostname(h, r.Namespace)
-		a.addVirtualHost(host, 80) // if the host is not a service
-		a.addVirtualHost(h, 80)    // if the host was not a service before the change
+		a.addVirtualHost(host, 80) // the virtual host that exists if the host is not a service
+		a.addVirtualHost(h, 80)    // the virtual host that exists if the host was not a service before the change
 		for _, svc := range a.matchingServices(host) {
 			for _, port := range svc.Ports {
 				a.addVirtualHost(svc.Hostname, port.Number)
-				if port.Protocol == registry.Undeclared { // the port may have a route configuration of its own
+				if port.Protocol == registry.Undeclared { // the port may have its own route configuration
 					a.affected.Add(xds.RouteType, upstreamRoute(svc, port.Number))
 				}
 			}
@@ -283,7 +284,7 @@ func (a *scopeBuilder) addRoutes(r *config.Resource, spec *networking.VirtualSer
 	}
 }
 
-// addVirtualHost adds the virtual host of a host and port.
+// addVirtualHost adds the virtual host for a host and port.
 func (a *scopeBuilder) addVirtualHost(host string, port uint32) {
 	route := httpProxyRoute
 	if a.p.Interception != None {
@@ -308,7 +309,8 @@ func (a *scopeBuilder) matchingServices(host string) []*registry.Service {
 	return out
 }
 
-// appliesToProxy reports whether the rules apply to this proxy: to sidecars, or to a Gateway that it serves.
+// appliesToProxy reports whether the rules of a VirtualService apply to this proxy: to sidecars, or to a Gateway that
+// the proxy serves.
 func (a *scopeBuilder) appliesToProxy(r *config.Resource, spec *networking.VirtualService) bool {
 	gateways := spec.GetGateways()
 	if a.p.Type == Sidecar {
@@ -349,7 +351,7 @@ func (a *scopeBuilder) addDestinationRule(r *config.Resource, spec *networking.D
 	}
 }
 
-// addEnvoyFilter adds the types that the patches modify.
+// addEnvoyFilter adds the resource types that the patches modify.
 func (a *scopeBuilder) addEnvoyFilter(spec *networking.EnvoyFilter) {
 	for _, p := range spec.GetConfigPatches() {
 		switch p.GetApplyTo() {

@@ -11,9 +11,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// For the most common proxies, the resources that a changed service affects are added by name. These are sidecars with
-// redirection, without a Sidecar resource and without EnvoyFilters. For other proxies all resources of a type are
-// added.
+// For the most common proxies, the resources that a changed service affects are added by name. These proxies are
+// sidecars with redirection, without a Sidecar resource and without EnvoyFilters. For other proxies, all resources of a
+// type are added.
 
 // isUnrestricted reports whether the proxy is a sidecar with redirection, without a Sidecar resource and without
 // EnvoyFilters.
@@ -21,15 +21,16 @@ func (v proxyView) isUnrestricted() bool {
 	return v.p.isCaptured() && v.scope.Sidecar == nil && v.patches == nil
 }
 
-// canAddByName reports whether resources can be added by name: the proxy is unrestricted and has no upstream listeners,
-// and no service with the hostname has a wildcard name or is one that Envoy resolves by name.
+// canAddByName reports whether resources can be added by name. The proxy must be unrestricted and have no upstream
+// listeners. The hostname must not be a wildcard, and none of its services may be one that Envoy resolves by name
+// (Service.ByName).
 func (a *scopeBuilder) canAddByName(namesakes []*registry.Service) bool {
 	return a.isUnrestricted() && len(a.p.Upstreams) == 0 &&
 		!slices.ContainsFunc(namesakes, func(svc *registry.Service) bool { return strings.HasPrefix(svc.Hostname, "*") || svc.ByName })
 }
 
-// namesakes returns a service and all other services with its hostname. One of these services may take precedence over
-// another.
+// namesakes returns a service and all other services with the same hostname. Of these services, one may take precedence
+// over the others.
 func (a *scopeBuilder) namesakes(svc *registry.Service) []*registry.Service {
 	return append(slices.Clone(a.s.Registry.ByHostname(svc.Hostname)), svc)
 }
@@ -46,7 +47,7 @@ func (a *scopeBuilder) addServiceRoutes(svc *registry.Service) {
 		a.addVirtualHost(svc.Hostname, port)
 		a.addVirtualHost(instanceHost(svc.Hostname), port)
 	}
-	// The virtual host of VirtualServices, which exists while the host is not a service
+	// The virtual host that VirtualServices define for the host while the host is not a service.
 	a.addVirtualHost(svc.Hostname, 80)
 	for _, pattern := range a.s.HostPatterns(svc.Hostname) {
 		a.addVirtualHost(pattern, 80)
@@ -96,7 +97,8 @@ func (a *scopeBuilder) isTCPRouteTarget(svc *registry.Service) bool {
 	return false
 }
 
-// isListenerUnchanged reports whether an earlier, unchanged service determines the shared HTTP listener of a port.
+// isListenerUnchanged reports whether the shared HTTP listener of a port is unchanged, because it depends on an earlier
+// service that has not changed.
 func (a *scopeBuilder) isListenerUnchanged(svc *registry.Service, port uint32) bool {
 	first := a.firstHTTPService(port)
 	if first == nil || first.Hostname >= svc.Hostname {
@@ -131,8 +133,8 @@ func indexFirstHTTP(scope *snapshot.Scope) map[uint32]*registry.Service {
 	return first
 }
 
-// parseListenerNames returns the addresses of the named listeners. It returns false if these listeners cannot be built
-// without the others.
+// parseListenerNames returns the addresses of the listeners with these names. It returns false if these listeners
+// cannot be built without the other listeners.
 func (v proxyView) parseListenerNames(names []string) (map[netip.AddrPort]bool, bool) {
 	if !v.isUnrestricted() {
 		return nil, false

@@ -28,10 +28,10 @@ const (
 	auditPrefix    = "audit_"
 )
 
-// policies are the AuthorizationPolicies of a workload by action; nil means none.
+// policies contains the AuthorizationPolicies of a workload by action. nil means that there are none.
 type policies struct {
 	deny, allow, dryDeny, dryAllow, audit *rbacv3.RBAC
-	// custom are the rules for external authorizers, by provider.
+	// custom contains the rules for external authorizers, by provider.
 	custom map[string]*rbacv3.RBAC
 }
 
@@ -62,8 +62,8 @@ func (v proxyView) policies(tcp bool) policies {
 	return out
 }
 
-// addCustom adds the rules for an external authorizer. If the proxy cannot reach the authorizer, requests that match
-// are denied.
+// addCustom adds the rules for an external authorizer. If the proxy cannot reach the authorizer, Envoy denies the
+// requests that match.
 func (v proxyView) addCustom(out *policies, p snapshot.Policy, tcp bool) {
 	name := p.Spec.GetProvider().GetName()
 	provider, ok := v.authorizer(name)
@@ -76,8 +76,8 @@ func (v proxyView) addCustom(out *policies, p snapshot.Policy, tcp bool) {
 	out.custom[name] = rules
 }
 
-// addRules adds a policy's rules to a rule set. It creates the set if necessary, even if no rule can match: an ALLOW
-// policy whose rules never match denies all requests.
+// addRules adds a policy's rules to a rule set. It creates the set if necessary, even if no rule can match, because an
+// ALLOW policy whose rules never match denies all requests.
 func (v proxyView) addRules(into **rbacv3.RBAC, action rbacv3.RBAC_Action, p snapshot.Policy, tcp bool) {
 	if *into == nil {
 		*into = &rbacv3.RBAC{Action: action, Policies: map[string]*rbacv3.Policy{}}
@@ -93,8 +93,8 @@ func (v proxyView) addRules(into **rbacv3.RBAC, action rbacv3.RBAC_Action, p sna
 	}
 }
 
-// rbacFilters are always present and allow everything by default. The routes contain the rules (see rbacSettings), so
-// that a changed policy does not change the listener.
+// rbacFilters returns the RBAC filters. They are always present and allow everything by default. The rules are in the
+// routes (see rbacSettings), so that a change of a policy does not change the listener.
 func (v proxyView) rbacFilters() []*hcmv3.HttpFilter {
 	out := []*hcmv3.HttpFilter{
 		httpFilter(denyFilterName, &httprbacv3.RBAC{ShadowRulesStatPrefix: dryDenyPrefix}),
@@ -118,7 +118,7 @@ func (v proxyView) hasAuditPolicy() bool {
 }
 
 // rbacSettings returns the per-route configuration that enforces the workload's AuthorizationPolicies on requests:
-// external authorization, then DENY, then ALLOW.
+// external authorization is applied first, then DENY, then ALLOW.
 func (v proxyView) rbacSettings() map[string]*anypb.Any {
 	out := map[string]*anypb.Any{}
 	p := v.policies(false)
@@ -142,7 +142,7 @@ func rbacSetting(rules, shadow *rbacv3.RBAC, prefix string) *anypb.Any {
 	return anyOf(&httprbacv3.RBACPerRoute{Rbac: &httprbacv3.RBAC{Rules: rules, ShadowRules: shadow, ShadowRulesStatPrefix: prefix}})
 }
 
-// networkRBAC enforces the policies on TCP connections.
+// networkRBAC returns the filters that enforce the policies on TCP connections.
 func (v proxyView) networkRBAC() []*listenerv3.Filter {
 	var out []*listenerv3.Filter
 	add := func(rules, shadow *rbacv3.RBAC, prefix string) {

@@ -69,8 +69,9 @@ func noPrincipal() *rbacv3.Principal {
 	return &rbacv3.Principal{Identifier: &rbacv3.Principal_NotId{NotId: andIDs(nil)}}
 }
 
-// principal matches identities without their scheme, such as "cluster.local/ns/default/sa/reviews". The mesh's trust
-// domain in a pattern also matches its aliases. As in Istio, "cluster.local" stands for the mesh's trust domain.
+// principal matches identities without their scheme, such as "cluster.local/ns/default/sa/reviews". If a pattern
+// contains the mesh's trust domain, it also matches identities in the aliases of that trust domain. As in Istio,
+// "cluster.local" represents the mesh's trust domain.
 func (c ruleCompiler) principal(v string) *rbacv3.Principal {
 	domain, rest, ok := strings.Cut(v, "/")
 	own := append([]string{c.trustDomain}, c.aliases...)
@@ -146,7 +147,8 @@ func headerPrincipal(name, v string) *rbacv3.Principal {
 	return &rbacv3.Principal{Identifier: &rbacv3.Principal_Header{Header: headerMatcher(name, v)}}
 }
 
-// headerMatcher uses the lower-case name, because gRPC libraries, unlike Envoy, compare header names case-sensitively.
+// headerMatcher returns a matcher for a header. It uses the lower-case name, because header names are case-sensitive in
+// gRPC libraries, unlike in Envoy.
 func headerMatcher(name, v string) *routev3.HeaderMatcher {
 	h := &routev3.HeaderMatcher{Name: strings.ToLower(name)}
 	if p := parsePattern(v); p.isAny {
@@ -213,13 +215,13 @@ func isValidPath(v string) bool {
 	return err == nil
 }
 
-// isValidRequestPrincipal reports whether the number of slashes in a request principal is small enough. Each slash may
-// separate issuer and subject, so requestPrincipal creates one matcher per slash.
+// isValidRequestPrincipal reports whether the number of slashes in a request principal is within the limit. Each slash
+// may separate issuer and subject, so requestPrincipal creates one matcher per slash.
 func isValidRequestPrincipal(v string) bool {
 	return strings.Count(v, "/") <= config.MaxRequestPrincipalSlashes
 }
 
-// isValidHost reports whether Envoy accepts the regular expression for a host, whose size it limits.
+// isValidHost reports whether Envoy accepts the regular expression for a host. Envoy limits the size of the expression.
 func isValidHost(v string) bool { return len(v) <= config.MaxPolicyHost }
 
 // pathPermission matches the path without its query: a pattern, or a template with {*} for one segment and {**} for any

@@ -17,12 +17,12 @@ type ruleCompiler struct {
 	// namespace of the policy.
 	namespace string
 	// tcp: the policy applies to connections, which have no request attributes. A DENY rule then ignores its conditions
-	// on requests, and an ALLOW rule with such conditions never matches. Neither allows more than intended. deny: the
-	// policy denies requests.
+	// on requests, and an ALLOW rule with such conditions never matches. In both cases, the policy does not allow more
+	// than intended. deny: the policy denies requests.
 	tcp, deny bool
 }
 
-// compile returns nil for a rule that can never match.
+// compile returns the RBAC policy for a rule, or nil if the rule can never match.
 func (c ruleCompiler) compile(rule *security.Rule) *rbacv3.Policy {
 	conditionPrincipals, conditionPermissions, ok := c.conditions(rule.GetWhen())
 	if !ok {
@@ -51,8 +51,8 @@ func (c ruleCompiler) compile(rule *security.Rule) *rbacv3.Policy {
 	return c.validOrFallback(policy)
 }
 
-// validOrFallback returns the policy if Envoy accepts it. Envoy would otherwise reject the whole response. An invalid
-// DENY rule is replaced by one that denies everything, and an invalid ALLOW rule is removed.
+// validOrFallback returns the policy if Envoy accepts it. Otherwise Envoy would reject the whole response. It replaces
+// an invalid DENY rule by one that denies everything, and returns nil for an invalid ALLOW rule.
 func (c ruleCompiler) validOrFallback(policy *rbacv3.Policy) *rbacv3.Policy {
 	switch {
 	case policy.Validate() == nil:
@@ -63,8 +63,8 @@ func (c ruleCompiler) validOrFallback(policy *rbacv3.Policy) *rbacv3.Policy {
 	return &rbacv3.Policy{Principals: []*rbacv3.Principal{andIDs(nil)}, Permissions: []*rbacv3.Permission{andRules(nil)}}
 }
 
-// areValidValues reports whether Envoy accepts all values. A condition with an invalid value is omitted from a DENY
-// rule, and makes an ALLOW rule unmatchable.
+// areValidValues reports whether Envoy accepts all values. If not, the condition is omitted from a DENY rule, and an
+// ALLOW rule with the condition never matches.
 func areValidValues(values, not []string, fits func(string) bool) bool {
 	for _, v := range slices.Concat(values, not) {
 		if len(v) > config.MaxPolicyValue || fits != nil && !fits(v) {
@@ -87,7 +87,7 @@ func (c ruleCompiler) source(s *security.Source) ([]*rbacv3.Principal, bool) {
 	return ids.ids, !ids.impossible
 }
 
-// operation compiles the parts of an operation. It returns false if they can never match.
+// operation compiles the parts of an operation, all of which must match. It returns false if they can never match.
 func (c ruleCompiler) operation(o *security.Operation) ([]*rbacv3.Permission, bool) {
 	rules := permissionList{c: c}
 	rules.add(o.GetPorts(), o.GetNotPorts(), portPermission)
@@ -97,7 +97,7 @@ func (c ruleCompiler) operation(o *security.Operation) ([]*rbacv3.Permission, bo
 	return rules.rules, !rules.impossible
 }
 
-// conditions compiles the "when" of a rule. It returns false if it can never match.
+// conditions compiles the field when of a rule. It returns false if its conditions can never match.
 func (c ruleCompiler) conditions(when []*security.Condition) ([]*rbacv3.Principal, []*rbacv3.Permission, bool) {
 	ids, rules := principalList{c: c}, permissionList{c: c}
 	for _, w := range when {
@@ -148,7 +148,7 @@ type principalList struct {
 	impossible bool
 }
 
-// add adds the condition that the client has one of values and none of not.
+// add adds the condition that the client has one of values, and none of the values in not.
 func (l *principalList) add(values, not []string, match func(string) *rbacv3.Principal) {
 	if !areValidValues(values, not, nil) {
 		l.impossible = l.impossible || !l.c.deny
@@ -162,7 +162,7 @@ func (l *principalList) add(values, not []string, match func(string) *rbacv3.Pri
 	}
 }
 
-// addRequest is like add, for attributes of requests.
+// addRequest is like add, but for attributes of requests.
 func (l *principalList) addRequest(values, not []string, match func(string) *rbacv3.Principal) {
 	switch {
 	case len(values)+len(not) == 0:
@@ -173,7 +173,7 @@ func (l *principalList) addRequest(values, not []string, match func(string) *rba
 	}
 }
 
-// addChecked is like addRequest, for values that must pass a check.
+// addChecked is like addRequest, but the values must pass a check.
 func (l *principalList) addChecked(values, not []string, fits func(string) bool, match func(string) *rbacv3.Principal) {
 	if !areValidValues(values, not, fits) {
 		l.impossible = l.impossible || !l.c.deny
@@ -189,7 +189,7 @@ type permissionList struct {
 	impossible bool
 }
 
-// addChecked adds a condition on values that must pass a check.
+// addChecked adds a condition on the operation. The values must pass a check.
 func (l *permissionList) addChecked(values, not []string, fits func(string) bool, match func(string) *rbacv3.Permission) {
 	if !areValidValues(values, not, fits) {
 		l.impossible = l.impossible || !l.c.deny

@@ -34,7 +34,7 @@ func listValue(m *matcherv3.StringMatcher) *matcherv3.ValueMatcher {
 	}}}
 }
 
-// stringOrList matches a string, or one element of a list of strings. A claim may have either form.
+// stringOrList returns a matcher for a string, or for one element of a list of strings. A claim may have either form.
 func stringOrList(m *matcherv3.StringMatcher) *matcherv3.ValueMatcher {
 	return &matcherv3.ValueMatcher{MatchPattern: &matcherv3.ValueMatcher_OrMatch{OrMatch: &matcherv3.OrMatcher{
 		ValueMatchers: []*matcherv3.ValueMatcher{stringValue(m), listValue(m)},
@@ -48,8 +48,8 @@ func claimPrincipal(path []string) func(string) *rbacv3.Principal {
 	}
 }
 
-// requestPrincipal matches "issuer/subject" of the request's token. Both may contain slashes, so any slash of the value
-// may be the separator.
+// requestPrincipal matches "issuer/subject" of the request's token. Both issuer and subject may contain slashes, so any
+// slash of the value may be the separator.
 func requestPrincipal(v string) *rbacv3.Principal {
 	issuer := func(m *matcherv3.StringMatcher) *rbacv3.Principal {
 		return metadataPrincipal(jwtFilterName, []string{tokenPayload, "iss"}, stringValue(m))

@@ -51,7 +51,7 @@ func parseOutbound(name string) (host, subset string, port uint32, ok bool) {
 	return parts[3], parts[2], uint32(n), true
 }
 
-// parseInbound parses the name of the cluster of a workload's port, which is also the name of its route configuration.
+// parseInbound parses the name of the cluster of a workload's port. The port's route configuration has the same name.
 func parseInbound(name string) (port uint32, ok bool) {
 	rest, ok := strings.CutPrefix(name, "inbound|")
 	if !ok {
@@ -82,7 +82,8 @@ func ValidName(typeURL, name string) bool {
 	return true
 }
 
-// routesPort returns the service port of a sidecar's route configuration, or 0 if it serves several ports.
+// routesPort returns the service port that a sidecar's route configuration is for. It returns 0 if the route
+// configuration is for several ports.
 func routesPort(name string) uint32 {
 	if port, ok := parseInbound(name); ok {
 		return port
@@ -94,8 +95,8 @@ func routesPort(name string) uint32 {
 	return uint32(n)
 }
 
-// sniName returns the SNI of a sidecar's connections to a cluster: the cluster name, with characters that a host name
-// may contain.
+// sniName returns the SNI of a sidecar's connections to a cluster. It is the cluster's name, with only characters that
+// a host name may contain.
 func sniName(host, subset string, port uint32) string {
 	return fmt.Sprintf("outbound_.%d_.%s_.%s", port, subset, host)
 }

@@ -11,12 +11,13 @@ import (
 // Cause is a document that a resource depends on.
 type Cause struct {
 	*config.Resource
-	// Named: the document affects this resource in particular. Otherwise it affects all resources of the type.
+	// Named: the document affects this resource in particular. Otherwise the document affects all resources of the
+	// type.
 	Named bool
 }
 
-// Causes returns the documents that affect the named resources of a type for this proxy. It calls AffectedResources for
-// each document, so that the dependencies are defined only there.
+// Causes returns the documents that affect the resources with these names for this proxy. It calls AffectedResources
+// for each document, so that the dependencies are defined only there.
 func Causes(s *snapshot.Snapshot, p *Proxy, typeURL string, names []string) []Cause {
 	var out []Cause
 	rejected := make(map[string]bool, len(names))

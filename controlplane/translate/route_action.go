@@ -16,8 +16,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// defaultRetryOn is Istio's default: retry if the request did not reach the workload, or if the response shows that a
-// retry is safe.
+// defaultRetryOn is Istio's default. Envoy retries if the request did not reach the workload, or if the response shows
+// that a retry is safe.
 const defaultRetryOn = "connect-failure,refused-stream,unavailable,cancelled,retriable-status-codes"
 
 // retryPolicy returns the retry policy of a rule, or nil if the rule disables retries.
@@ -62,7 +62,7 @@ func (r routing) retryPolicy(in *networking.HTTPRetry) *routev3.RetryPolicy {
 	return out
 }
 
-// parseRetryOn separates status codes from the other conditions, because Envoy has a separate field for them.
+// parseRetryOn separates status codes from the other retry conditions, because Envoy has a separate field for them.
 func parseRetryOn(s string) (string, []uint32) {
 	var conditions []string
 	var codes []uint32
@@ -212,7 +212,7 @@ func unknownHostResponse() *routev3.Route_DirectResponse {
 	}
 	return &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{
 		Status: http.StatusBadGateway,
-		// Envoy 1.36 ignores the format and uses the body; later versions use only the format.
+		// Envoy 1.36 ignores the format and uses the body. Later versions use only the format.
 		Body: body("of this name"),
 		BodyFormat: &corev3.SubstitutionFormatString{Format: &corev3.SubstitutionFormatString_TextFormatSource{
 			TextFormatSource: body("%REQ(:AUTHORITY)%"),

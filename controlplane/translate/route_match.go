@@ -42,8 +42,8 @@ func routeMatch(m *networking.HTTPMatchRequest) *routev3.RouteMatch {
 		}
 		h := headerMatch(name, m.GetWithoutHeaders()[name])
 		h.InvertMatch = true
-		// A withoutHeaders condition holds if the header is missing. Without this field, Envoy would not match such a
-		// request.
+		// A condition in withoutHeaders is met if the header is missing. Without this field, Envoy would not match such
+		// a request.
 		h.TreatMissingHeaderAsEmpty = h.GetStringMatch() != nil
 		out.Headers = append(out.Headers, h)
 	}
@@ -84,7 +84,8 @@ func matchPath(out *routev3.RouteMatch, m *networking.HTTPMatchRequest) {
 	}
 }
 
-// stringMatch returns nil for a match without a value. Such a match only requires that the header is present.
+// stringMatch returns a string matcher. It returns nil for a match without a value, which only requires the presence of
+// the header.
 func stringMatch(m *networking.StringMatch) *matcherv3.StringMatcher {
 	switch v := m.GetMatchType().(type) {
 	case *networking.StringMatch_Exact:

@@ -9,9 +9,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// sanitizeRoutes replaces invalid routes, because Envoy rejects all routes if one field is invalid. Validation refuses
-// most documents with such rules earlier. A route with an invalid action responds 500. A route with an invalid match is
-// removed.
+// sanitizeRoutes replaces or removes invalid routes, because Envoy rejects all routes if one field is invalid.
+// Validation already refuses most documents with such rules. A route with an invalid action responds 500. A route with
+// an invalid match is removed.
 func sanitizeRoutes(routes *routev3.RouteConfiguration) *routev3.RouteConfiguration {
 	routes.MaxDirectResponseBodySizeBytes = u32(config.MaxDirectResponse)
 	for _, host := range routes.GetVirtualHosts() {

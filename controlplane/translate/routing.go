@@ -12,8 +12,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// routing identifies the caller and the port of requests. Rule conditions on the caller are evaluated here once, so
-// that Envoy does not evaluate them for each request.
+// routing identifies the caller and the port of requests. The control plane evaluates rule conditions on the caller
+// once, so that Envoy does not evaluate them for each request.
 type routing struct {
 	mesh  *meshconfig.MeshConfig
 	scope *snapshot.Scope
@@ -21,7 +21,7 @@ type routing struct {
 	gateway   string
 	namespace string
 	labels    map[string]string
-	// port of the service, or of the gateway's server.
+	// port is the port of the service, or of the gateway's server.
 	port uint32
 	// captured: the original destination of connections is available.
 	captured bool
@@ -31,19 +31,20 @@ func (v proxyView) routing(gateway string, port uint32) routing {
 	return routing{mesh: v.s.Mesh, scope: v.scope, gateway: gateway, namespace: v.p.Namespace, labels: v.p.Labels, port: port, captured: v.p.isCaptured()}
 }
 
-// appliesTo reports whether those parts of a condition match that depend only on the caller and the port.
+// appliesTo reports whether a condition matches, as far as it depends only on the caller and the port.
 func (r routing) appliesTo(vs *snapshot.VirtualService, gateways []string, labels map[string]string, namespace string, port uint32) bool {
 	if len(gateways) > 0 && !slices.ContainsFunc(gateways, func(g string) bool {
 		return snapshot.GatewayName(g, vs.Namespace) == r.gateway
 	}) {
 		return false
 	}
-	// At a gateway the labels of the client's workload are unknown. As in Istio, the gateway's own labels are used.
+	// At a gateway, the control plane does not know the labels of the client's workload. As in Istio, it uses the
+	// gateway's own labels.
 	return (port == 0 || port == r.port) && (namespace == "" || namespace == r.namespace) && snapshot.Selects(labels, r.labels)
 }
 
-// cluster returns the name of a destination's cluster; namespace is that of the VirtualService. If the cluster does not
-// exist, Envoy responds 503, and the snapshot's Problems report the cause.
+// cluster returns the name of the cluster of a destination. namespace is the namespace of the VirtualService. If the
+// cluster does not exist, Envoy responds 503, and the snapshot's Problems report the cause.
 func (r routing) cluster(d *networking.Destination, namespace string) string {
 	svc, port := r.destination(d, namespace)
 	host := r.scope.Hostname(d.GetHost(), namespace)
@@ -53,8 +54,8 @@ func (r routing) cluster(d *networking.Destination, namespace string) string {
 	return OutboundCluster(host, d.GetSubset(), port)
 }
 
-// destination returns the service and port of a destination: the specified port, else the service's only port, else the
-// port of the request.
+// destination returns the service and port of a destination. The port is the specified one, or else the service's only
+// port, or else the port of the request.
 func (r routing) destination(d *networking.Destination, namespace string) (*registry.Service, uint32) {
 	svc := r.scope.Resolve(d.GetHost(), namespace)
 	switch {
@@ -66,7 +67,8 @@ func (r routing) destination(d *networking.Destination, namespace string) (*regi
 	return svc, r.port
 }
 
-// serviceRoutes returns the routes for a port of a service: those of its VirtualService, or one route to the service.
+// serviceRoutes returns the routes for a port of a service: the routes of its VirtualService, or a single route to the
+// service.
 func (r routing) serviceRoutes(svc *registry.Service) []*routev3.Route {
 	if vs := r.scope.VirtualService(svc.Hostname); vs != nil && len(vs.Spec.GetHttp()) > 0 {
 		return r.routes(vs)
@@ -90,8 +92,8 @@ func matchAllPaths() *routev3.RouteMatch {
 	return &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}}
 }
 
-// routes returns the routes of a VirtualService that apply to the caller, in order, up to the first catch-all route,
-// after which no route can match.
+// routes returns those routes of a VirtualService that apply to the caller, in order. It stops after the first
+// catch-all route, because no later route can match.
 func (r routing) routes(vs *snapshot.VirtualService) []*routev3.Route {
 	var out []*routev3.Route
 	for _, rule := range vs.Spec.GetHttp() {
@@ -119,7 +121,7 @@ func matchesEverything(m *routev3.RouteMatch) bool {
 	return m.GetPrefix() == "/" && len(m.GetHeaders()) == 0 && len(m.GetQueryParameters()) == 0 && len(m.GetDynamicMetadata()) == 0
 }
 
-// buildRoute returns the route for one rule and one of its conditions.
+// buildRoute returns the route for one rule and one of its match conditions.
 func (r routing) buildRoute(vs *snapshot.VirtualService, rule *networking.HTTPRoute, m *networking.HTTPMatchRequest) *routev3.Route {
 	out := &routev3.Route{
 		Name:       routeName(rule, m),
@@ -181,7 +183,7 @@ func (r routing) forwardAction(vs *snapshot.VirtualService, rule *networking.HTT
 	return &routev3.Route_Route{Route: action}
 }
 
-// dropZeroWeights removes destinations without a weight. If no destination has a weight, it assigns the same weight to
+// dropZeroWeights removes destinations with weight 0. If no destination has a weight, it assigns the same weight to
 // all.
 func dropZeroWeights(routes []*networking.HTTPRouteDestination) []*networking.HTTPRouteDestination {
 	var out []*networking.HTTPRouteDestination
@@ -208,7 +210,7 @@ func (r routing) weightedClusters(vs *snapshot.VirtualService, targets []*networ
 	}
 	if len(w.Clusters) == 0 {
 		// Validation refuses a rule without destinations. This entry is a safeguard: Envoy would reject all routes
-		// because of one weighted cluster list that is empty.
+		// because of one empty list of weighted clusters.
 		w.Clusters = []*routev3.WeightedCluster_ClusterWeight{{Name: BlackHoleCluster, Weight: u32(1)}}
 	}
 	return &routev3.RouteAction_WeightedClusters{WeightedClusters: w}

@@ -13,19 +13,19 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// Scheme and suffix of the resource names under which the control plane sends Kubernetes Secrets to proxies.
+// Scheme and suffix of the names of SDS resources whose content is from Kubernetes Secrets.
 const (
 	secretScheme    = "kubernetes://"
 	authoritySuffix = "-cacert"
 )
 
-// kubernetesSecret returns a reference to a certificate or CA certificates that the control plane delivers by SDS.
+// kubernetesSecret returns a reference to a certificate, or to CA certificates, that the control plane delivers by SDS.
 func kubernetesSecret(name string) *tlsv3.SdsSecretConfig {
 	return &tlsv3.SdsSecretConfig{Name: secretScheme + name, SdsConfig: ads()}
 }
 
-// certificateSecret returns the named Secret if the proxy may use it. The proxy must have proved that it belongs to the
-// Secret's namespace.
+// certificateSecret returns the Secret with this name if the proxy may use it. The proxy must have proved that it
+// belongs to the Secret's namespace.
 func (v proxyView) certificateSecret(name string) *config.SecretSpec {
 	if !v.mayHaveSecrets() {
 		return nil
@@ -63,7 +63,7 @@ func credentialNames(settings *networking.ServerTLSSettings) []string {
 }
 
 // authorityName returns the name of the Secret with the CA certificates for a server's clients. It returns "" if the
-// server has none or reads them from a file.
+// server needs no CA certificates or reads them from a file.
 func authorityName(settings *networking.ServerTLSSettings) string {
 	switch settings.GetMode() {
 	case networking.ServerTLSSettings_MUTUAL, networking.ServerTLSSettings_OPTIONAL_MUTUAL:
@@ -112,7 +112,7 @@ func (v proxyView) secretNames() []string {
 	return out
 }
 
-// terminatedTLS returns the TLS settings of all ports where the proxy terminates TLS other than mesh TLS.
+// terminatedTLS returns the TLS settings of all ports on which the proxy terminates TLS, except mesh TLS.
 func (v proxyView) terminatedTLS() []*networking.ServerTLSSettings {
 	var out []*networking.ServerTLSSettings
 	if v.p.Type == Router {
@@ -129,8 +129,9 @@ func (v proxyView) terminatedTLS() []*networking.ServerTLSSettings {
 	return out
 }
 
-// Secrets returns the named certificates to which documents refer for the proxy. It skips unknown names. Without names
-// it returns all. The resources are built for each proxy and never cached, because they contain private keys.
+// Secrets returns the certificates with these names, if documents refer to them for this proxy. It skips unknown names.
+// Without names it returns all. The resources are built for each proxy and never cached, because they contain private
+// keys.
 func Secrets(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	referred := v.secretNames()

@@ -7,19 +7,20 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// mayServe reports whether the proxy's service account may receive the Secrets of a Gateway's server. It is not enough
-// that the Gateway selects the labels of the node, because any proxy of the namespace can claim these labels.
+// mayServe reports whether the proxy's service account may receive the Secrets of a Gateway's server. It is not
+// sufficient that the Gateway selects the labels of the node, because any proxy of the namespace can report these
+// labels.
 func (v proxyView) mayServe(s server) bool {
 	return v.isGatewayAccount(s.gw) || !slices.ContainsFunc(serverSecrets(s), v.isUnlisted)
 }
 
-// isGatewayAccount reports whether the Gateway selects a workload in the registry with the proxy's account. A
-// registered workload also qualifies: its labels are those of its WorkloadGroup, so it cannot claim others.
+// isGatewayAccount reports whether the Gateway selects a workload in the registry with the proxy's account. An
+// auto-registered workload also qualifies, because its labels are those of its WorkloadGroup and not chosen by itself.
 func (v proxyView) isGatewayAccount(gw snapshot.Gateway) bool {
 	return v.p.RegisteredAddress.IsValid() || v.s.IsGatewayAccount(gw, v.p.Namespace, v.p.ServiceAccount)
 }
 
-// isUnlisted reports whether the Secret exists and does not list the service accounts that may use it.
+// isUnlisted reports whether the Secret exists, but does not list the service accounts that may use it.
 func (v proxyView) isUnlisted(name string) bool {
 	isUnlisted := func(s *config.SecretSpec) bool { return s != nil && s.Accounts == nil }
 	return isUnlisted(v.s.Certificate(v.p.Namespace, name)) || isUnlisted(v.s.CACertificates(v.p.Namespace, name))

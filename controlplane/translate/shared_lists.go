@@ -12,9 +12,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// listCache caches lists of resources that the proxies of one scope share. Without it, looking up each resource is the
-// dominant cost if many proxies request many resources. The cache is cleared when it has maxLists entries. This happens
-// only with many different labels, localities or EnvoyFilters. Callers must not modify a list.
+// listCache caches lists of resources that the proxies of one scope share. Without it, if many proxies request many
+// resources, most of the time is spent on looking up each resource. The cache is cleared when it has maxLists entries.
+// This happens only with many different labels, localities or EnvoyFilters. Callers must not modify a list.
 type listCache struct {
 	mu      sync.Mutex
 	entries map[any]func() ([]*xds.Resource, error)
@@ -24,8 +24,8 @@ const maxLists = 64
 
 func newListCache() any { return &listCache{entries: map[any]func() ([]*xds.Resource, error){}} }
 
-// get returns the list of a key. The key must contain everything that the list depends on, except the scope or snapshot
-// that owns the cache.
+// get returns the list for a key. If necessary, it builds the list. The key must contain all values on which the list
+// depends, except the scope or snapshot that owns the cache.
 func (l *listCache) get(key any, build func() ([]*xds.Resource, error)) ([]*xds.Resource, error) {
 	l.mu.Lock()
 	list := l.entries[key]
@@ -47,24 +47,24 @@ type scopeListsKey struct{}
 
 type snapshotListsKey struct{ scope *snapshot.Scope }
 
-// scopeLists returns the list cache with the lifetime of the scope.
+// scopeLists returns the list cache that exists as long as the scope.
 func (v proxyView) scopeLists() *listCache {
 	return v.scope.Memo(scopeListsKey{}, newListCache).(*listCache)
 }
 
-// snapshotLists returns the scope's list cache for this snapshot. It is for lists that depend on endpoints.
+// snapshotLists returns the scope's list cache for this snapshot. It is used for lists that depend on endpoints.
 func (v proxyView) snapshotLists() *listCache {
 	return v.s.Memo(snapshotListsKey{v.scope}, newListCache).(*listCache)
 }
 
 // proxyClass contains the attributes of a proxy, except its scope, on which service clusters and their endpoints
-// depend. Proxies with equal classes share lists, so the type is comparable.
+// depend. Proxies with equal classes share lists. The type must be comparable.
 type proxyClass struct {
 	proxyType    Type
 	interception Interception
 	ipv4, ipv6   bool
 	envoy        [3]uint32
-	// locality contains the proxy's locality and labels if the selection of endpoints depends on them.
+	// locality contains the proxy's locality and labels, if the selection of endpoints depends on them.
 	locality string
 	// selfDiscovery: the proxy receives the zones of its own service's endpoints (see zone_aware.go).
 	selfDiscovery bool
@@ -95,7 +95,7 @@ func (v proxyView) proxyClass() proxyClass {
 	}
 }
 
-// usesLocalityKey is the cache key of the value that reports whether any service's endpoints depend on the caller's
+// usesLocalityKey is a cache key. Its value reports whether the endpoints of any service depend on the caller's
 // locality.
 type usesLocalityKey struct{}
 
@@ -138,16 +138,16 @@ func (v proxyView) serviceClusters() ([]*xds.Resource, error) {
 // minCachedNames is the minimum number of names for which a list of load assignments is cached.
 const minCachedNames = 64
 
-// assignmentsKey identifies a list of names that several proxies share by the address and length of the slice, and the
-// class of the proxies.
+// assignmentsKey identifies a list of cluster names by the address and length of its slice, and the class of the
+// proxies that share the list.
 type assignmentsKey struct {
 	first *string
 	n     int
 	class proxyClass
 }
 
-// serviceAssignments returns the load assignments of the named clusters. Proxies with the same clusters pass the same
-// slice of names. For such a slice the result is built once.
+// serviceAssignments returns the load assignments of the clusters with these names. Proxies with the same clusters pass
+// the same slice of names. For such a slice, the result is built once.
 func (v proxyView) serviceAssignments(names []string) ([]*xds.Resource, error) {
 	if len(names) < minCachedNames {
 		return v.makeAssignments(names)

@@ -18,17 +18,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// This file implements the Sidecar resource: the workload's own ports, and dedicated listeners for its outbound
-// traffic.
+// This file implements the Sidecar resource: the workload's own ports (ingress), and listeners for its outbound traffic
+// (egress).
 
-// ingressPorts returns the workload's ports in its Sidecar, sorted by number, or nil if there are none.
+// ingressPorts returns the workload's ports that its Sidecar defines, sorted by number, or nil if there are none.
 func (v proxyView) ingressPorts() []inboundPort {
 	var out []inboundPort
 	for _, listener := range v.scope.Spec().GetIngress() {
 		port := listener.GetPort()
 		protocol := registry.PortProtocol(port.GetProtocol(), port.GetName(), port.GetNumber())
 		if protocol == registry.Undeclared && listener.GetTls() != nil {
-			protocol = registry.TCP // Envoy cannot inspect the first bytes of the content of TLS
+			protocol = registry.TCP // Envoy cannot inspect the first bytes inside TLS
 		}
 		if protocol != registry.UDP {
 			out = append(out, inboundPort{number: port.GetNumber(), protocol: protocol, ingress: listener})
@@ -38,8 +38,8 @@ func (v proxyView) ingressPorts() []inboundPort {
 	return out
 }
 
-// dedicatedListener returns the address of a port's own listener. It returns false if the kernel redirects connections
-// to the port, so that the port needs no listener of its own.
+// dedicatedListener returns the address of a listener for this port alone. It returns false if the kernel redirects
+// connections to the port, so that the port needs no such listener.
 func (v proxyView) dedicatedListener(port inboundPort) (netip.AddrPort, bool) {
 	at := netip.AddrPortFrom(v.p.Address, uint16(port.number))
 	if bind, err := netip.ParseAddr(port.ingress.GetBind()); err == nil {
@@ -48,7 +48,7 @@ func (v proxyView) dedicatedListener(port inboundPort) (netip.AddrPort, bool) {
 	return at, port.ingress.GetCaptureMode() == networking.CaptureMode_NONE
 }
 
-// inboundPool returns the connection limits of the workload's port, or nil.
+// inboundPool returns the connection limits of the workload's port, or nil if there are none.
 func (v proxyView) inboundPool(port inboundPort) *networking.ConnectionPoolSettings {
 	if pool := port.ingress.GetConnectionPool(); pool != nil {
 		return pool
@@ -80,7 +80,7 @@ func applyInboundPool(c *clusterv3.Cluster, port inboundPort, pool *networking.C
 }
 
 // setWorkloadEndpoint sets the cluster's endpoint to the address that the Sidecar specifies for a port. It returns
-// false if the Sidecar specifies none.
+// false if the Sidecar specifies no address.
 func (v proxyView) setWorkloadEndpoint(c *clusterv3.Cluster, port inboundPort) bool {
 	endpoint := port.ingress.GetDefaultEndpoint()
 	if _, own := v.dedicatedListener(port); endpoint == "" && own && port.ingress != nil && v.p.Interception == Redirect {
@@ -105,7 +105,8 @@ func (v proxyView) setWorkloadEndpoint(c *clusterv3.Cluster, port inboundPort) b
 }
 
 // workloadAddress parses an endpoint of the workload. instance reports whether the endpoint is the address at which
-// peers reach the workload. A workload in a shared network namespace has its own address instead of a loopback address.
+// peers reach the workload. If a workload shares its network namespace, it has an address of its own, which replaces a
+// loopback address.
 func (v proxyView) workloadAddress(endpoint string) (to *corev3.Address, instance bool) {
 	if path, ok := strings.CutPrefix(endpoint, "unix://"); ok {
 		return pipe(path), false
@@ -122,7 +123,7 @@ func (v proxyView) workloadAddress(endpoint string) (to *corev3.Address, instanc
 	return socketAddress(at), false
 }
 
-// ingressTLS returns the TLS that the Sidecar specifies for a port without mesh TLS, or nil.
+// ingressTLS returns the TLS settings that the Sidecar specifies for a port without mesh TLS, or nil.
 func (v proxyView) ingressTLS(port inboundPort) *corev3.TransportSocket {
 	if port.ingress.GetTls() == nil {
 		return nil
@@ -166,7 +167,7 @@ func (v proxyView) egressListeners() []egressListener {
 	return out
 }
 
-// services returns the services that are visible through the listener and have its port.
+// services returns those services that are visible through the listener and have its port.
 func (e egressListener) services(v proxyView) []*registry.Service {
 	var out []*registry.Service
 	for _, svc := range v.scope.Services {
@@ -193,8 +194,8 @@ func (v proxyView) buildEgressListeners(taken map[netip.AddrPort]bool) []*listen
 	return out
 }
 
-// egressFilters returns filters that forward HTTP by the Host header, and other traffic to the first service. It
-// returns nil if no service is visible through the listener.
+// egressFilters returns filters that forward HTTP according to the Host header, and other traffic to the first service.
+// It returns nil if no service is visible through the listener.
 func (v proxyView) egressFilters(e egressListener) []*listenerv3.Filter {
 	number := e.GetPort().GetNumber()
 	t := traffic{side: outboundSide, port: number, protocol: e.protocol}

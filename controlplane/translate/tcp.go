@@ -65,8 +65,9 @@ func (v proxyView) tcpProxy(at traffic, statPrefix string, to []clusterWeight) *
 	return networkFilter("envoy.filters.network.tcp_proxy", t)
 }
 
-// tcpClusterWeights returns the destinations of a sidecar's connections to a service's port: those of the first
-// matching TCP route of its VirtualService, or the service itself.
+// tcpClusterWeights returns the destinations of a sidecar's connections to a service's port. They are those of the
+// first matching TCP route of the service's VirtualService. Without such a route, the destination is the service
+// itself.
 func (v proxyView) tcpClusterWeights(svc *registry.Service, port uint32) []clusterWeight {
 	declared, _ := svc.Port(port)
 	at := wildcard(port)
@@ -81,7 +82,7 @@ func (v proxyView) tcpClusterWeights(svc *registry.Service, port uint32) []clust
 	return toCluster(OutboundCluster(svc.Hostname, "", port))
 }
 
-// applyConnectionSettings applies the connection settings of the first destination's rule.
+// applyConnectionSettings applies the connection settings of the DestinationRule of the first destination.
 func (v proxyView) applyConnectionSettings(t *tcpv3.TcpProxy, to []clusterWeight) {
 	host, subset, number, ok := parseOutbound(to[0].cluster)
 	if !ok {
@@ -106,8 +107,9 @@ func (v proxyView) applyConnectionSettings(t *tcpv3.TcpProxy, to []clusterWeight
 	}
 }
 
-// connectionRoutes returns the routes of connections to a service's port that arrive at an address. Specific routes are
-// first: TLS routes of its VirtualService by SNI, then its TCP routes, then the route to the service itself.
+// connectionRoutes returns the routes of connections to a service's port that arrive at an address. They are ordered by
+// precedence: TLS routes of its VirtualService by SNI, TCP routes of its VirtualService, the route to the service
+// itself.
 func (v proxyView) connectionRoutes(svc *registry.Service, port registry.Port, t traffic, at netip.AddrPort) []connectionRoute {
 	r := v.routing(snapshot.MeshGateway, port.Number)
 	own := OutboundCluster(svc.Hostname, "", port.Number)
@@ -167,8 +169,8 @@ func (v proxyView) endpointSubnets(svc *registry.Service, port uint32) []netip.P
 	return slices.Compact(out)
 }
 
-// matchTLS converts the part of a condition that Envoy must evaluate, for connections that arrive at an address. It
-// returns false if such connections never match.
+// matchTLS converts that part of a condition that Envoy must evaluate. It is for connections that arrive at an address.
+// It returns false if such connections never match.
 func (r routing) matchTLS(vs *snapshot.VirtualService, m *networking.TLSMatchAttributes, at netip.AddrPort) (connectionMatch, bool) {
 	if !r.appliesTo(vs, m.GetGateways(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetPort()) {
 		return connectionMatch{}, false
@@ -181,7 +183,7 @@ func (r routing) matchTLS(vs *snapshot.VirtualService, m *networking.TLSMatchAtt
 	return match, ok
 }
 
-// matchTCP returns those conditions of a route that connections from one address to another may match.
+// matchTCP returns those conditions of a route that connections from the address from may match.
 func (r routing) matchTCP(vs *snapshot.VirtualService, from netip.Addr, matches []*networking.L4MatchAttributes, at netip.AddrPort) []connectionMatch {
 	if len(matches) == 0 {
 		return []connectionMatch{{}}

@@ -6,7 +6,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// viewCache caches values that are computed once for a view, mostly telemetry settings.
+// viewCache caches values that are computed once for a proxyView, mostly telemetry settings.
 type viewCache struct {
 	telemetry      snapshot.Telemetry
 	telemetryKnown bool
@@ -55,7 +55,7 @@ func (v proxyView) connectionLogs(t traffic) []*accesslogv3.AccessLog {
 
 func (v proxyView) logsOf(c chain) []*accesslogv3.AccessLog {
 	if c.side != inboundSide {
-		c.port = 0 // outbound logs do not depend on the port
+		c.port = 0 // outbound logs are the same for all ports
 	}
 	if logs, ok := v.cache.logs[c]; ok {
 		return logs

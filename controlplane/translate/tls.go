@@ -7,15 +7,15 @@ import (
 	meshconfig "istio.io/api/mesh/v1alpha1"
 )
 
-// The names under which the agent serves the workload's certificate and the mesh's roots.
+// The names under which the agent serves the workload's certificate and the root certificates of the mesh.
 const (
 	workloadSecret = "default"
 	rootSecret     = "ROOTCA"
-	// systemRoots is the value of a roots file that selects the system's roots.
+	// systemRoots is the value of a roots file that selects the system's root certificates.
 	systemRoots = "system"
 )
 
-// fileCertificate returns the name under which the agent serves a certificate and key from files.
+// fileCertificate returns the name under which the agent serves a certificate and its key from files.
 func fileCertificate(certificate, key string) string { return "file-cert:" + certificate + "~" + key }
 
 // fileRoot returns the name under which the agent serves CA certificates from a file, or those of the system, to verify
@@ -35,7 +35,7 @@ func fileRoot(file, crl string) string {
 func sdsSecret(name string) *tlsv3.SdsSecretConfig {
 	return &tlsv3.SdsSecretConfig{Name: name, SdsConfig: &corev3.ConfigSource{
 		ResourceApiVersion: corev3.ApiVersion_V3,
-		// Without a timeout Envoy waits for the certificate. A connection must not proceed without it.
+		// With a timeout, Envoy would proceed without the certificate.
 		InitialFetchTimeout: duration(0),
 		ConfigSourceSpecifier: &corev3.ConfigSource_ApiConfigSource{ApiConfigSource: &corev3.ApiConfigSource{
 			ApiType:                   corev3.ApiConfigSource_GRPC,
@@ -48,8 +48,8 @@ func sdsSecret(name string) *tlsv3.SdsSecretConfig {
 	}}
 }
 
-// tlsVersions enables TLS 1.3 for upstream and downstream connections: Envoy's default maximum for upstream connections
-// is 1.2.
+// tlsVersions returns parameters that enable TLS 1.3 for upstream and downstream connections. Envoy's default maximum
+// for upstream connections is 1.2.
 func tlsVersions() *tlsv3.TlsParameters {
 	return &tlsv3.TlsParameters{
 		TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_2,
@@ -75,8 +75,8 @@ func meshCertificates(mesh *meshconfig.MeshConfig) *tlsv3.CommonTlsContext {
 	}
 }
 
-// meshValidation accepts certificates of the mesh whose identity is one of identities. Without identities it accepts
-// any certificate of the mesh.
+// meshValidation returns a validation context that accepts mesh certificates with one of the identities. Without
+// identities, it accepts any certificate of the mesh.
 func meshValidation(identities []string) *tlsv3.CommonTlsContext_CombinedValidationContext {
 	matchers := make([]*tlsv3.SubjectAltNameMatcher, 0, len(identities))
 	for _, id := range identities {
@@ -94,7 +94,7 @@ func validateWith(root string, names []*tlsv3.SubjectAltNameMatcher) *tlsv3.Comm
 	}
 }
 
-// exactNames accepts certificates with one of the names, of any SAN type.
+// exactNames returns matchers that accept certificates with one of the names, of any SAN type.
 func exactNames(names []string) []*tlsv3.SubjectAltNameMatcher {
 	var out []*tlsv3.SubjectAltNameMatcher
 	for _, name := range names {

@@ -117,7 +117,7 @@ func spanTag(name string, tag *telemetryv1.Tracing_CustomTag, formatterTags bool
 }
 
 // tracer returns Envoy's tracer for a provider, and the maximum length of the path in a span (0 for the default). It
-// returns nil if the provider is not a tracer or its service is unknown. Requests are then not traced.
+// returns nil if the provider is not a tracer or its service is unknown. Envoy then does not trace requests.
 func (v proxyView) tracer(p *snapshot.ExtensionProvider) (tracer *tracev3.Tracing_Http, maxLength uint32) {
 	switch kind := p.GetProvider().(type) {
 	case *meshconfig.MeshConfig_ExtensionProvider_Opentelemetry:
@@ -178,7 +178,7 @@ func (v proxyView) openTelemetryTracer(p *meshconfig.MeshConfig_ExtensionProvide
 }
 
 // providerHeaders returns the headers that specify a value. It omits headers that read their value from an environment
-// variable, because that would send the control plane's environment to proxies.
+// variable, because the control plane's environment must not be sent to proxies.
 func providerHeaders(headers []*meshconfig.MeshConfig_ExtensionProvider_HttpHeader) []*corev3.HeaderValueOption {
 	var out []*corev3.HeaderValueOption
 	for _, h := range headers {

@@ -24,7 +24,7 @@ func Listeners(s *snapshot.Snapshot, p *Proxy) ([]*xds.Resource, error) {
 	return listenerResources(listeners)
 }
 
-// NamedListeners returns the named listeners of the proxy. Unknown names are skipped.
+// NamedListeners returns the listeners of the proxy with these names. It skips unknown names.
 func NamedListeners(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	if at, ok := v.parseListenerNames(names); ok {
@@ -46,8 +46,8 @@ func listenerResources(listeners []*listenerv3.Listener) ([]*xds.Resource, error
 	return out, nil
 }
 
-// Routes returns the named route configurations. Unknown names are skipped. Without names it returns all to which the
-// proxy's listeners refer.
+// Routes returns the route configurations with these names. It skips unknown names. Without names it returns all to
+// which the proxy's listeners refer.
 func Routes(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v, c := newView(s, p), p.interceptionMode()
 	made := matchNames(names)

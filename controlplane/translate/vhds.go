@@ -11,7 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// vhds makes Envoy subscribe to the virtual hosts of a route configuration as separate resources.
+// vhds returns the configuration with which Envoy subscribes to a route configuration's virtual hosts as separate
+// resources.
 func vhds() *routev3.Vhds { return &routev3.Vhds{ConfigSource: ads()} }
 
 // VirtualHosts returns all VHDS resources of the named route configurations. Without names it returns those of all
@@ -44,7 +45,7 @@ func (v proxyView) allHosts(routes []string) ([]*xds.Resource, error) {
 	return out, nil
 }
 
-// NamedVirtualHosts returns the named VHDS resources. Unknown names are skipped.
+// NamedVirtualHosts returns the VHDS resources with these names. It skips unknown names.
 func NamedVirtualHosts(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	if !p.UseVHDS {
 		return nil, nil
@@ -92,8 +93,8 @@ func (v proxyView) virtualHostResources(route string, names []string) ([]*xds.Re
 	return v.plannedHostResources(route, hosts)
 }
 
-// allHostsKey contains everything, except the scope, on which the list of all virtual hosts of a route configuration
-// depends. The keys of the individual virtual hosts have more fields; scope and plan determine the values of these.
+// allHostsKey contains the values on which the list of all virtual hosts of a route configuration depends, except the
+// scope. The keys of individual virtual hosts have more fields, but scope and plan determine their values.
 type allHostsKey struct {
 	plan      *hostPlan
 	route     string
@@ -105,7 +106,8 @@ type allHostsKey struct {
 	onDemand  bool
 }
 
-// allVirtualHostResources builds the list of all virtual hosts once for all proxies with the same key.
+// allVirtualHostResources returns the list of all virtual hosts. The list is built once for all proxies with the same
+// key.
 func (v proxyView) allVirtualHostResources(route string, plan *hostPlan) ([]*xds.Resource, error) {
 	key := allHostsKey{
 		plan: plan, route: route, mesh: v.s.Mesh, namespace: v.p.Namespace, labels: v.sourceLabels(), patches: v.patchesOfRoutes(route),
@@ -171,7 +173,7 @@ func (v proxyView) newVirtualHostResource(route string, host *routev3.VirtualHos
 	return attachSkippedPatches(v.patches.TakeSkipped(), r, err)
 }
 
-// plainHostKey contains everything that the virtual host of a service without rules depends on.
+// plainHostKey contains all values on which the virtual host of a service without rules depends.
 type plainHostKey struct {
 	route    string
 	svc      *registry.Service
@@ -184,7 +186,7 @@ type plainHostKey struct {
 	onDemand bool
 }
 
-// ruledHostKey contains everything on which a virtual host with rules depends. If possible it contains only the rules'
+// ruledHostKey contains all values on which a virtual host with rules depends. If possible, it contains only the rules'
 // destinations instead of the whole scope.
 type ruledHostKey struct {
 	rule    *snapshot.VirtualService
@@ -196,7 +198,7 @@ type ruledHostKey struct {
 	mesh    *meshconfig.MeshConfig
 
 	scope     *snapshot.Scope // nil unless the virtual host depends on the whole scope
-	namespace string          // the caller's namespace; empty unless the rules match it
+	namespace string          // the caller's namespace; empty unless the rules have conditions on it
 	route     string
 	name      string
 	labels    string
@@ -222,8 +224,8 @@ func (v proxyView) ruledHostKey(route string, h plannedHost) ruledHostKey {
 	return key
 }
 
-// virtualHostResource builds a planned virtual host once for all proxies with the same key. It returns nil if its rule
-// has no routes for this caller.
+// virtualHostResource returns a planned virtual host, which is built once for all proxies with the same key. It returns
+// nil if its rule has no routes for this caller.
 func (v proxyView) virtualHostResource(route string, h plannedHost) (*xds.Resource, error) {
 	cache := v.s.Cache
 	var key any = plainHostKey{
@@ -252,7 +254,7 @@ func (v proxyView) virtualHostResource(route string, h plannedHost) (*xds.Resour
 	})
 }
 
-// setVirtualHosts adds the virtual hosts to a route configuration, or configures VHDS. With an on-demand proxy the
+// setVirtualHosts adds the virtual hosts to a route configuration, or configures VHDS. For an on-demand proxy, the
 // route configuration has no catch-all virtual host. Otherwise every request would match it, and Envoy would never
 // request another virtual host.
 func (v proxyView) setVirtualHosts(routes *routev3.RouteConfiguration, plan func() *hostPlan) *routev3.RouteConfiguration {

@@ -16,11 +16,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// routesKey contains everything that a sidecar's route configuration depends on, except its scope, which includes the
-// mesh configuration.
+// routesKey contains the values on which a sidecar's route configuration depends, except its scope. The scope includes
+// the mesh configuration.
 type routesKey struct {
 	name   string
-	labels string // those of the proxy's labels that rules match, with their values
+	labels string // those labels of the proxy that rules match, with their values
 	vhds   bool   // VHDS delivers the virtual hosts separately
 	// onDemand: the proxy requests virtual hosts on demand.
 	onDemand bool
@@ -38,8 +38,8 @@ func (v proxyView) cachedRoutes(name string, build func() *routev3.RouteConfigur
 	})
 }
 
-// routesResource returns a route configuration after the proxy's patches. taken contains the domains of the virtual
-// hosts that VHDS delivers.
+// routesResource returns a route configuration with the proxy's patches applied. taken contains the domains of the
+// virtual hosts that are delivered by VHDS.
 func (v proxyView) routesResource(routes *routev3.RouteConfiguration, taken domains) (*xds.Resource, error) {
 	name, hostsApart := routes.GetName(), routes.GetVhds() != nil
 	routes = v.patchRoutes(name, routes, taken)
@@ -98,11 +98,12 @@ func instanceHost(host string) string { return "*." + host }
 
 func (h plannedHost) name() string { return h.host + ":" + strconv.FormatUint(uint64(h.port), 10) }
 
-// hostPlan contains the planned virtual hosts of one route configuration, in order, without the catch-all.
+// hostPlan contains the planned virtual hosts of one route configuration, in order. It does not contain the catch-all
+// virtual host.
 type hostPlan struct {
 	hosts  []plannedHost
 	byName map[string]int
-	// domains returns the index of all domains, which is built at first use.
+	// domains returns the index of all domains, which is built when it is first used.
 	domains func() domainIndex
 }
 
@@ -115,10 +116,11 @@ func newHostPlan(hosts []plannedHost) *hostPlan {
 	return plan
 }
 
-// hostPlanKey is the key of a route configuration's plan in a scope's cache.
+// hostPlanKey is the key in a scope's cache for the plan of a route configuration.
 type hostPlanKey string
 
-// cachedHostPlan returns the plan of a route configuration. It is built once for all proxies that see the same names.
+// cachedHostPlan returns the plan of a route configuration. The plan is built once for all proxies that see the same
+// names.
 func (v proxyView) cachedHostPlan(route string, build func() []plannedHost) *hostPlan {
 	return v.scope.SharedMemo(hostPlanKey(route), func() any { return newHostPlan(build()) }).(*hostPlan)
 }
@@ -180,7 +182,7 @@ type hostPort struct {
 	port uint32
 }
 
-// fullNames assigns the full names of all services. It runs before shortNames, so that no short name or alias claims
+// fullNames assigns the full names of all services. It must run before shortNames, so that no short name or alias uses
 // another service's full name.
 func (v proxyView) fullNames(taken domains) map[hostPort][]string {
 	out := map[hostPort][]string{}
@@ -194,8 +196,8 @@ func (v proxyView) fullNames(taken domains) map[hostPort][]string {
 	return out
 }
 
-// shortNames returns the short names of a service as the proxy's workload may use them, including those of the
-// service's aliases.
+// shortNames returns the short names for a service that the proxy's workload may use, including those of the service's
+// aliases.
 func (v proxyView) shortNames(svc *registry.Service) []string {
 	var out []string
 	for known := range v.scope.VisibleNames(svc) {
@@ -213,8 +215,7 @@ func (v proxyView) shortNames(svc *registry.Service) []string {
 	return out
 }
 
-// authorityForms returns the forms in which a Host header may contain the names: with the port, and for port 80 also
-// without it.
+// authorityForms returns the names as a Host header may contain them: with the port and, for port 80, also without it.
 func authorityForms(names []string, port uint32) []string {
 	var out []string
 	for _, name := range names {
@@ -238,7 +239,7 @@ func newVirtualHost(host string, port uint32, names []string, routes []*routev3.
 }
 
 // ruleHosts returns the virtual hosts for hosts that exist only in VirtualServices, on one port. take returns the
-// domains of a host that are still available.
+// domains of a host that no other virtual host has.
 func (v proxyView) ruleHosts(take func(host string) []string, port uint32) []plannedHost {
 	var out []plannedHost
 	for _, vs := range v.scope.VirtualServices {
@@ -254,13 +255,13 @@ func (v proxyView) ruleHosts(take func(host string) []string, port uint32) []pla
 	return out
 }
 
-// The names of the catch-all virtual host, which EnvoyFilters may match.
+// The names of the catch-all virtual host. EnvoyFilters may match these names.
 const (
 	allowAny = "allow_any"
 	blockAll = "block_all"
 )
 
-// blockReservedPorts is the name of the route that refuses ports of proxies and control planes.
+// blockReservedPorts is the name of the route that rejects requests to ports of proxies and control planes.
 const blockReservedPorts = "block_reserved_ports"
 
 // catchAllHost returns the virtual host for hosts outside the mesh.
@@ -281,8 +282,9 @@ func (v proxyView) catchAllHost() *routev3.VirtualHost {
 	return v.disableIdleTimeout(host)
 }
 
-// reservedPortsRoute refuses requests that name a port of a proxy or a control plane. Without capture, Envoy connects to
-// the host and port in the request, which may be its own admin interface.
+// reservedPortsRoute returns a route that rejects requests whose Host header contains a port of a proxy or a control
+// plane. Without capture, Envoy connects to the host and port in the request, which could be Envoy's own admin
+// interface.
 func (v proxyView) reservedPortsRoute() *routev3.Route {
 	var ports []string
 	for _, port := range v.s.Registry.Options().ReservedPorts() {
@@ -291,7 +293,7 @@ func (v proxyView) reservedPortsRoute() *routev3.Route {
 	match := matchAllPaths()
 	match.Headers = []*routev3.HeaderMatcher{{
 		Name: ":authority",
-		// Envoy accepts a sign and zeros before a port's number.
+		// Envoy accepts a sign and leading zeros in a port number.
 		HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: regex(`.*:[^0-9]*0*(` + strings.Join(ports, "|") + `)[^0-9]*`)},
 	}}
 	return &routev3.Route{Name: blockReservedPorts, Match: match, Action: &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{

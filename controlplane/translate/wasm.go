@@ -30,20 +30,20 @@ import (
 // pluginPrefix is the prefix of WasmPlugin configuration names, as in Istio.
 const pluginPrefix = "extensions.istio.io/wasmplugin/"
 
-// pluginTimeout limits how long a listener waits for a plugin's configuration. pluginFetch limits how long an agent
-// fetches the plugin's module.
+// pluginTimeout limits how long a listener waits for a plugin's configuration. pluginFetch limits the time in which an
+// agent must fetch the plugin's module.
 const (
 	pluginTimeout = 20 * time.Second
 	pluginFetch   = 30 * time.Second
 )
 
-// Environment variables of the Wasm module that carry settings for the agent. The agent removes them before Envoy loads
-// the module.
+// Environment variables of the Wasm module that contain settings for the agent. The agent removes them before Envoy
+// loads the module.
 const (
 	pullPolicyHint = config.WasmHintPrefix + "IMAGE_PULL_POLICY"
 	versionHint    = config.WasmHintPrefix + "PLUGIN_RESOURCE_VERSION"
 	pullSecretHint = config.WasmPullSecret
-	// noChecksum is the value of the checksum variable if the plugin has none.
+	// noChecksum is the value of the checksum variable if the plugin specifies no checksum.
 	noChecksum = "nil"
 )
 
@@ -91,8 +91,8 @@ func typeURL(m proto.Message) string {
 	return "type.googleapis.com/" + string(m.ProtoReflect().Descriptor().FullName())
 }
 
-// pluginFilters returns the plugins of a phase for HTTP requests. A filter has two permitted types: if an agent cannot
-// fetch a module, it replaces the Wasm filter by a filter of the second type.
+// pluginFilters returns the plugins of a phase for HTTP requests. A filter may have one of two types: if an agent
+// cannot fetch a module, it replaces the Wasm filter by a filter of the second type.
 func (v proxyView) pluginFilters(t traffic, phase extensions.PluginPhase) []*hcmv3.HttpFilter {
 	var out []*hcmv3.HttpFilter
 	types := []string{typeURL(&httpwasmv3.Wasm{}), typeURL(&httprbacv3.RBAC{})}
@@ -122,8 +122,8 @@ func (v proxyView) networkPlugins(t traffic, phases ...extensions.PluginPhase) [
 	return out
 }
 
-// Extensions returns the named filter configurations to which the proxy's listeners refer. Unknown names are skipped.
-// Without names it returns all.
+// Extensions returns the filter configurations with these names, if the proxy's listeners refer to them. It skips
+// unknown names. Without names it returns all.
 func Extensions(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	var out []*xds.Resource
@@ -142,7 +142,7 @@ func Extensions(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource
 	return append(out, patched...), err
 }
 
-// pluginKey contains everything that a plugin's configuration without a Secret depends on.
+// pluginKey contains all values on which a plugin's configuration without a Secret depends.
 type pluginKey struct{ resource *config.Resource }
 
 // pluginResource returns a plugin's configuration. It is cached unless it contains a Secret.
@@ -157,7 +157,7 @@ func (v proxyView) pluginResource(p snapshot.Plugin) (*xds.Resource, error) {
 	return v.s.Cache.Get(pluginKey{p.Resource}, build)
 }
 
-// pullSecret returns the Secret with which the agent pulls a plugin's module, if the proxy may use it. The caller has
+// pullSecret returns the Secret that the agent needs to pull a plugin's module, if the proxy may use it. The caller has
 // checked that the plugin applies to the proxy.
 func (v proxyView) pullSecret(p snapshot.Plugin) []byte {
 	if !v.mayHaveSecrets() {
@@ -177,7 +177,7 @@ func pluginFilter(p snapshot.Plugin, secret []byte) *anypb.Any {
 		FailurePolicy: failurePolicies[p.Spec.GetFailStrategy()],
 	}
 	if c := p.Spec.GetPluginConfig(); c != nil {
-		// The output must be deterministic. protojson randomizes white space.
+		// The output must be deterministic, but protojson randomizes white space.
 		if text, err := (protojson.MarshalOptions{}).Marshal(c); err == nil {
 			plugin.Configuration = anyOf(wrapperspb.String(config.CompactJSON(text)))
 		}

@@ -21,10 +21,11 @@ import (
 // localCluster is the name of the cluster that contains the workloads of the proxy's own service.
 const localCluster = "local_cluster"
 
-// minZoneEndpoints is the minimum number of endpoints in the caller's region for zone-aware routing.
+// minZoneEndpoints is the minimum number of endpoints in the caller's region. With fewer, there is no zone-aware
+// routing.
 const minZoneEndpoints = 6
 
-// zoneSetting returns a rule's zone-aware setting, or nil if it is disabled.
+// zoneSetting returns the zone-aware setting of a DestinationRule, or nil if it is disabled.
 func zoneSetting(t snapshot.Traffic) *networking.ZoneAwareLoadBalancerSetting {
 	setting := t.LoadBalancer.GetZoneAwareLbSetting()
 	if setting == nil || setting.GetEnabled() != nil && !setting.GetEnabled().GetValue() {
@@ -51,7 +52,7 @@ func (c serviceCluster) setZoneRouting(cluster *clusterv3.Cluster, t snapshot.Tr
 	cluster.CommonLbConfig.LocalityConfigSpecifier = &clusterv3.Cluster_CommonLbConfig_ZoneAwareLbConfig_{ZoneAwareLbConfig: zones}
 }
 
-// zonePlace returns the caller's region and the values of the labels that a setting compares.
+// zonePlace returns the caller's region, and the values of the labels that a setting compares.
 func zonePlace(p *Proxy, setting *networking.ZoneAwareLoadBalancerSetting) string {
 	region, _, _ := strings.Cut(p.Locality, "/")
 	place := "in " + region
@@ -63,8 +64,8 @@ func zonePlace(p *Proxy, setting *networking.ZoneAwareLoadBalancerSetting) strin
 	return place
 }
 
-// zonePriority returns the priority of an endpoint: first by labels, then by the caller's region, the failover region
-// and other regions. at contains the caller's region and label values.
+// zonePriority returns the priority of an endpoint. It depends on the labels first, and then on whether the endpoint is
+// in the caller's region, the failover region or another region. at contains the caller's region and label values.
 func zonePriority(e snapshot.Endpoint, setting *networking.ZoneAwareLoadBalancerSetting, at []string) int {
 	const tiers = 3
 	own := at[0]
@@ -79,11 +80,11 @@ func zonePriority(e snapshot.Endpoint, setting *networking.ZoneAwareLoadBalancer
 	return labelPriority(e, setting.GetFailoverPriority(), at[1:])*tiers + tier
 }
 
-// localClusterKey contains everything that the local cluster's load assignment depends on.
+// localClusterKey contains all values on which the local cluster's load assignment depends.
 type localClusterKey struct{ instances *snapshot.Instances }
 
-// localClusterAssignment returns the workloads of the first service that selects the proxy. Each workload is contained
-// once.
+// localClusterAssignment returns a load assignment with the workloads of the first service that selects the proxy. It
+// contains each workload once.
 func (v proxyView) localClusterAssignment() (*xds.Resource, error) {
 	var instances *snapshot.Instances
 	for _, svc := range v.s.LocalServices(v.p.Namespace, v.p.Labels) {
