@@ -17,7 +17,7 @@ import (
 // redirectionTimeout is the timeout of the command that installs the redirection rules.
 const redirectionTimeout = 20 * time.Second
 
-// applyRedirection runs the agent's `iptables` command in a sandbox to install the redirection rules.
+// applyRedirection runs the agent's command `iptables` in a sandbox. It installs the redirection rules.
 func (p *capturedPlacement) applyRedirection(i *topology.Instance, sb *sandbox) error {
 	args := append(append([]string(nil), p.resources.Agent...), redirectionArgs(i.Workload)...)
 	if out, err := sb.run(args, p.resources.Environ); err != nil {
@@ -43,7 +43,7 @@ func (sb *sandbox) run(args, env []string) (output []byte, err error) {
 func runRedirectionCommand(args, env []string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), redirectionTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, args[0], args[1:]...) // #nosec G204 -- the agent
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...) // #nosec G204 -- the command is the agent
 	cmd.Env = env
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, AmbientCaps: []uintptr{unix.CAP_NET_ADMIN}}
 	return cmd.CombinedOutput()

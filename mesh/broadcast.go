@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// broadcast wakes all goroutines that wait for a change.
+// broadcast notifies all goroutines that wait for a change.
 type broadcast struct {
 	mu sync.Mutex
 	ch chan struct{}

@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// CaptureFlags contains --capture and --no-capture. If neither is set, the default for root is to capture traffic if
-// the kernel supports it, and the default for other users is not to capture.
+// CaptureFlags contains --capture and --no-capture. If neither is set, a mesh of root captures traffic if the kernel
+// supports it, and a mesh of another user does not.
 type CaptureFlags struct{ On, Off bool }
 
 // Register adds the flags to the flag set of a command.
@@ -17,9 +17,9 @@ func (c *CaptureFlags) Register(f *pflag.FlagSet) {
 	f.BoolVar(&c.Off, "no-capture", false, "use loopback addresses without redirection; applications must be configured to use their sidecars. This is the default for users other than root")
 }
 
-// Reexec runs this program again in a user namespace if an ordinary user requests --capture. It waits for that process
-// and returns its exit status as a ReexecError. It returns nil if the command should continue in this process. A
-// command must call it before anything else.
+// Reexec runs this program again in a user namespace if a user other than root requests --capture. It waits for that
+// process and returns its exit status as a ReexecError. It returns nil if the command should continue in this process.
+// A command must call it before any other step.
 func (c CaptureFlags) Reexec() error {
 	if !c.On || c.Off || os.Geteuid() == 0 || canCreateNamespaces() {
 		return nil
@@ -31,13 +31,13 @@ func (c CaptureFlags) Reexec() error {
 	return ReexecError(status)
 }
 
-// ReexecError is the exit status of the process that ran instead of this one. That process has printed its own errors.
+// ReexecError is the exit status of the process that Reexec started. That process has printed its own errors.
 type ReexecError int
 
 func (r ReexecError) Error() string { return fmt.Sprintf("ended with status %d", int(r)) }
 
-// Network returns the network that the flags select. note is not empty if traffic would be captured by default, as for
-// root, but the kernel does not support it.
+// Network returns the network that the flags select. note is not empty if neither flag is set and root would capture
+// traffic, but the kernel does not support it.
 func (c CaptureFlags) Network() (n Network, note string, err error) {
 	switch {
 	case c.On && c.Off:

@@ -13,10 +13,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// The guard is a small helper process that outlives a killed mesh. It holds the read end of a pipe whose write end
+// The guard is a small helper process that continues to run if the mesh is killed. It reads from a pipe whose write end
 // closes when the mesh's process ends. If the mesh has not written orderlyExit before, the guard kills the mesh's
-// remaining processes and removes its runtime directory. The kernel kills only direct children of the mesh, so the
-// guard kills their descendants.
+// remaining processes and removes its runtime directory. The kernel itself kills the direct children of the mesh, but
+// not their descendants.
 
 // orderlyExit is the message that the mesh writes into the pipe when it exits normally.
 const orderlyExit = "in order\n"
@@ -58,7 +58,7 @@ func (m *Mesh) newGuard() (*cleanupGuard, error) {
 		return nil, fmt.Errorf("creating the pipe of the cleanup guard: %w", err)
 	}
 	args := append(append([]string(nil), m.cfg.GuardCommand...), m.cfg.RuntimeDir, m.Name(), strconv.Itoa(os.Getpid()))
-	cmd := exec.Command(args[0], args[1:]...) // #nosec G204 -- our own executable
+	cmd := exec.Command(args[0], args[1:]...) // #nosec G204 -- the command is our own executable
 	cmd.Stdin, cmd.Dir, cmd.Env = r, "/", []string{"PATH=/usr/bin:/bin"}
 	cmd.SysProcAttr = guardAttributes()
 	err = cmd.Start()
@@ -75,7 +75,7 @@ func (m *Mesh) newGuard() (*cleanupGuard, error) {
 	return g, nil
 }
 
-// superviseGuard restarts the guard when it ends, until the mesh ends.
+// superviseGuard restarts the guard whenever it ends. It returns when the mesh ends.
 func (m *Mesh) superviseGuard(g *cleanupGuard, ending <-chan struct{}) {
 	for g != nil {
 		began := time.Now()
@@ -93,7 +93,7 @@ func (m *Mesh) superviseGuard(g *cleanupGuard, ending <-chan struct{}) {
 	}
 }
 
-// restartGuard starts a guard after a pause and retries until it succeeds. It returns nil if the mesh ends first.
+// restartGuard starts a guard after a pause, and retries until it succeeds. It returns nil if the mesh ends before.
 func (m *Mesh) restartGuard(pause time.Duration, ending <-chan struct{}) *cleanupGuard {
 	for logged := false; ; pause = minGuardInterval {
 		select {
@@ -144,7 +144,8 @@ func waitOrderlyExit(in io.Reader) bool {
 	return err == nil && string(message) == orderlyExit
 }
 
-// lockReleaseTimeout limits the wait for the lock of a terminating process, whose end of the pipe is already closed.
+// lockReleaseTimeout limits the wait for the lock of a terminating process. Its end of the pipe may close before the
+// kernel releases the lock.
 const lockReleaseTimeout = 5 * time.Second
 
 // cleanUp removes the processes and files that a killed mesh left behind.
@@ -160,7 +161,7 @@ func cleanUp(base, name string, pid int) error {
 		case !errors.As(err, &running):
 			return err
 		case running.PID != pid || time.Now().After(deadline):
-			return nil // the next run of the mesh has already claimed and cleaned the directory
+			return nil // the next run of the mesh has already claimed the directory and removed the old files
 		}
 		time.Sleep(5 * time.Millisecond)
 	}

@@ -18,7 +18,7 @@ import (
 
 // NotRunningError reports that the requested mesh is not running.
 type NotRunningError struct {
-	// Name is the requested mesh. It is empty if any mesh was requested.
+	// Name is the requested mesh. It is empty if the request was for any mesh.
 	Name string
 	// Running lists the meshes that are running.
 	Running []string
@@ -43,7 +43,7 @@ type Client struct {
 	http *http.Client
 }
 
-// RunningMeshes returns the names of the meshes that run with a runtime directory, sorted.
+// RunningMeshes returns the names of the running meshes whose directory is in runtimeDir, sorted.
 func RunningMeshes(runtimeDir string) []string {
 	found, _ := filepath.Glob(filepath.Join(runtimeDir, "*", socketFile))
 	var names []string
@@ -57,8 +57,8 @@ func RunningMeshes(runtimeDir string) []string {
 	return names
 }
 
-// Connect returns a client of the named mesh. With no name, exactly one mesh must be running. Otherwise it returns
-// *NotRunningError.
+// Connect returns a client for the mesh with this name. If name is empty, exactly one mesh must be running. Otherwise
+// it returns a *NotRunningError.
 func Connect(runtimeDir, name string) (*Client, error) {
 	running := RunningMeshes(runtimeDir)
 	if name == "" && len(running) == 1 {
@@ -110,12 +110,12 @@ func (c *Client) StopControlPlane(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "/control-plane/stop", nil)
 }
 
-// StartControlPlane starts a stopped control plane, and returns once it serves clients.
+// StartControlPlane starts a stopped control plane. It returns when the control plane serves clients.
 func (c *Client) StartControlPlane(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "/control-plane/start", nil)
 }
 
-// Restart requests a restart of the applications of a workload, or of one instance.
+// Restart requests a restart of one instance's application, or of the applications of all instances of a workload.
 func (c *Client) Restart(ctx context.Context, name string) error {
 	return c.call(ctx, http.MethodPost, "/workloads/"+url.PathEscape(name)+"/restart", nil)
 }

@@ -25,7 +25,7 @@ type controlPlane struct {
 
 	mu          sync.Mutex
 	server      *controlplane.Server
-	lastServing *controlplane.Server // the last server that became healthy
+	lastServing *controlplane.Server // the most recent server that became healthy
 	cancel      context.CancelFunc
 	done        chan struct{}
 	since       time.Time
@@ -35,7 +35,8 @@ type controlPlane struct {
 	current     []config.Problem
 }
 
-// problemPollInterval is how often the configuration's problems are compared with those already reported.
+// problemPollInterval is the interval at which the problems of the configuration are compared with those that were
+// already reported.
 const problemPollInterval = 200 * time.Millisecond
 
 func newControlPlane(cfg controlplane.Config, events *eventStream) *controlPlane {
@@ -45,7 +46,7 @@ func newControlPlane(cfg controlplane.Config, events *eventStream) *controlPlane
 	return &controlPlane{cfg: cfg, events: events, reported: map[config.Problem]bool{}}
 }
 
-// problemFilter drops log records about problems of the configuration, which are reported as events.
+// problemFilter drops log records about problems of the configuration, because events report these problems.
 type problemFilter struct{ slog.Handler }
 
 func (h problemFilter) Handle(ctx context.Context, r slog.Record) error {
@@ -68,7 +69,7 @@ func (h problemFilter) WithGroup(name string) slog.Handler {
 	return problemFilter{h.Handler.WithGroup(name)}
 }
 
-// start opens the control plane's ports, and returns once it serves clients.
+// start opens the control plane's ports. It returns when the control plane serves clients.
 func (p *controlPlane) start(ctx context.Context) error {
 	p.lifecycleMu.Lock()
 	defer p.lifecycleMu.Unlock()
@@ -112,7 +113,8 @@ func (p *controlPlane) startLocked(ctx context.Context) error {
 	return nil
 }
 
-// proxyConfig returns the workload's ProxyConfig. While the control plane is stopped, it returns the last one.
+// proxyConfig returns the workload's ProxyConfig. While the control plane is stopped, it returns the ProxyConfig from
+// before.
 func (p *controlPlane) proxyConfig(namespace string, labels map[string]string) *networkingbeta.ProxyConfig {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -122,8 +124,8 @@ func (p *controlPlane) proxyConfig(namespace string, labels map[string]string) *
 	return p.lastServing.ProxyConfig(namespace, labels)
 }
 
-// bootstrap returns the patch of the workload's bootstrap from EnvoyFilters. While the control plane is stopped, it
-// returns the last one.
+// bootstrap returns the workload's bootstrap patch, which EnvoyFilters specify. While the control plane is stopped, it
+// returns the patch from before.
 func (p *controlPlane) bootstrap(w *topology.Workload) ([]byte, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -252,7 +254,7 @@ func (p *controlPlane) reportProblems(server *controlplane.Server) {
 	p.reported, p.current = now, problems
 }
 
-// status returns the control plane's state and its clients, as parts of the mesh's status.
+// status returns the state of the control plane and its clients, as two parts of the mesh's status.
 func (p *controlPlane) status() (ControlPlaneStatus, controlplane.Status) {
 	p.mu.Lock()
 	server := p.server
@@ -264,7 +266,7 @@ func (p *controlPlane) status() (ControlPlaneStatus, controlplane.Status) {
 	if server == nil {
 		return s, controlplane.Status{}
 	}
-	// A running control plane may also report a reason, for example that it can no longer read the configuration.
+	// A running control plane may also report a reason, for example that it cannot read the configuration any more.
 	_, s.Reason = server.Health()
 	full := server.Status()
 	s.Problems = append([]config.Problem{}, full.Problems...)

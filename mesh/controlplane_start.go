@@ -43,8 +43,8 @@ func (m *Mesh) startControlPlane(ctx context.Context) error {
 		Mesh:             m.cfg.Topology.Mesh,
 		MeshConfigFile:   m.cfg.Topology.MeshFile,
 		MeshProblems:     m.cfg.Topology.MeshProblems,
-		// JWKS URLs on loopback are allowed: in a local mesh, token issuers often run on this machine, and the
-		// documents are those of the user who runs the mesh.
+		// JWKS URLs on loopback are allowed: in a local mesh, token issuers often run on this machine, and the user who
+		// runs the mesh writes the documents.
 		Keys:        controlplane.KeyFetching{Blocked: blocked, AllowLoopback: true},
 		TrustDomain: m.cfg.Topology.TrustDomain,
 		Endpoints:   m.endpointPolicy(),
@@ -63,8 +63,8 @@ func (m *Mesh) startControlPlane(ctx context.Context) error {
 // serviceAddresses is the range of virtual service addresses: a part of 240.0.0.0/4, which hosts do not use.
 var serviceAddresses = netip.PrefixFrom(netip.AddrFrom4([4]byte{240, 0, 0, 0}), 5)
 
-// virtualAddresses returns the range of virtual addresses. A sidecar finds the service of a captured connection by
-// this destination address. Without capture the result is the zero Prefix.
+// virtualAddresses returns the range of virtual addresses. A sidecar uses this destination address of a captured
+// connection to find the service. Without capture, the result is the zero Prefix.
 func (m *Mesh) virtualAddresses() netip.Prefix {
 	if m.placement.Captured() {
 		return serviceAddresses
@@ -119,7 +119,7 @@ func (m *Mesh) controlHandler() http.Handler {
 	mux.HandleFunc("GET /events", m.serveEvents)
 	mux.HandleFunc("POST /stop", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, struct{}{})
-		_ = http.NewResponseController(w).Flush() // the goroutine lets the handler send the response before the mesh closes the socket
+		_ = http.NewResponseController(w).Flush() // send the response, because the mesh closes the socket when it stops
 		m.Stop("requested by `pilotfish down`")
 	})
 	mux.HandleFunc("POST /control-plane/stop", commandHandler(m.StopControlPlane))
@@ -157,7 +157,7 @@ func writeJSON(w http.ResponseWriter, v any) {
 	_ = json.NewEncoder(w).Encode(v)
 }
 
-// serveEvents streams events that occur after the request, one JSON object per line.
+// serveEvents streams the events that occur after the request. Each line contains one JSON object.
 func (m *Mesh) serveEvents(w http.ResponseWriter, r *http.Request) {
 	sub := m.Events()
 	defer sub.Close()
@@ -183,7 +183,7 @@ func (m *Mesh) serveEvents(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// quitAgent stops the agent without draining Envoy, because all clients in the mesh stop too.
+// quitAgent stops the agent without a drain, because all clients in the mesh stop too.
 func (r *instanceRunner) quitAgent() {
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()

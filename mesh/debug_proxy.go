@@ -24,7 +24,7 @@ func (m *Mesh) serveDebug(w http.ResponseWriter, r *http.Request) {
 	handler.ServeHTTP(w, r)
 }
 
-// debugHandler returns nil while the control plane is stopped.
+// debugHandler returns the handler of the control plane's debug pages, or nil while the control plane is stopped.
 func (p *controlPlane) debugHandler() http.Handler {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -34,13 +34,14 @@ func (p *controlPlane) debugHandler() http.Handler {
 	return p.server.DebugHandler()
 }
 
-// Pages of Envoy and of the agent that the control socket forwards. They are read-only, except for log levels.
+// Pages of Envoy and the agent that the control socket forwards. They are read-only, except those for log levels.
 var (
 	envoyPages = []string{"config_dump", "clusters", "certs", "server_info", "logging", "stats"}
 	agentPages = []string{"debug/certz"}
 )
 
-// serveWorkload forwards pages of a workload's Envoy or agent. host selects the unix socket.
+// serveWorkload returns a handler that forwards pages of a workload's Envoy or agent. host selects one of the unix
+// sockets.
 func (m *Mesh) serveWorkload(pages []string, host string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		page := r.PathValue("page")
@@ -77,6 +78,6 @@ func (m *Mesh) findRunner(name string) (*instanceRunner, error) {
 	return nil, errors.New("mesh " + m.Name() + " has no workload instance \"" + name + "\": `pilotfish status` lists the instances")
 }
 
-// HTTP returns an HTTP client of the control socket. It serves the control plane's debug pages for any host, and the
-// pages of Envoy and the agent under /workloads/NAME/envoy and /workloads/NAME/agent.
+// HTTP returns an HTTP client of the control socket. With any host in the URL, it serves the control plane's debug
+// pages. Under /workloads/NAME/envoy and /workloads/NAME/agent, it serves the pages of Envoy and the agent.
 func (c *Client) HTTP() *http.Client { return c.http }

@@ -6,8 +6,9 @@ import (
 	"path/filepath"
 )
 
-// Dial connects as the application of an instance does. If instance is empty, it connects as a client in the mesh's
-// network without a sidecar. With captured traffic, the resolver of the instance's application resolves names.
+// Dial connects to address as the application of an instance does. If instance is empty, it connects as a client in the
+// mesh's network that has no sidecar. If traffic is captured, the resolver of the instance's application resolves
+// names.
 func (m *Mesh) Dial(ctx context.Context, instance, network, address string) (net.Conn, error) {
 	if instance == "" {
 		m.mu.Lock()

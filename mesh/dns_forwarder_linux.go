@@ -87,9 +87,10 @@ func (r *dnsForwarder) ServeDNS(w dns.ResponseWriter, question *dns.Msg) {
 	_ = w.WriteMsg(forwarded)
 }
 
-// answerLocally returns the answer for the machine's name, for names of the mesh, and for AAAA queries on a machine
-// without an IPv6 route. Otherwise it returns nil. AAAA queries are answered here because a sidecar accepts connections
-// to unreachable IPv6 addresses, so that the application would not fall back to IPv4.
+// answerLocally returns a response without forwarding the query: for the machine's name, for names of the mesh, and for
+// AAAA queries if the machine has no IPv6 route. Otherwise it returns nil. Without these responses to AAAA queries,
+// applications would connect to unreachable IPv6 addresses. A sidecar accepts such connections, so the applications
+// would not fall back to IPv4.
 func (r *dnsForwarder) answerLocally(question *dns.Msg) *dns.Msg {
 	if len(question.Question) != 1 {
 		return nil
@@ -111,7 +112,7 @@ func (r *dnsForwarder) answerLocally(question *dns.Msg) *dns.Msg {
 	return answer
 }
 
-// isMeshName reports whether this machine's resolvers cannot know the name: it is in cluster.local, or it is the
+// isMeshName reports whether this machine's resolvers cannot know the name, because it is in cluster.local, or is the
 // machine's name with a search domain appended. Proxies query names with search domains appended. If such a query were
 // forwarded while no resolver is reachable, the whole lookup would fail.
 func isMeshName(name string) bool {
@@ -144,7 +145,7 @@ func forwardQuery(network string, question *dns.Msg) (*dns.Msg, error) {
 	return nil, err
 }
 
-// lookup resolves a name as the workload's application does.
+// lookup resolves a name as the workload's application would.
 func (sb *sandbox) lookup(ctx context.Context, host string) ([]string, error) {
 	for _, name := range sb.dnsConfig.NameList(host) {
 		answer, err := sb.query(ctx, name)

@@ -16,12 +16,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/netns"
 )
 
-// egressPort is the port in the bridge's namespace to which connections that leave the mesh are redirected.
+// egressPort is a port in the bridge's namespace. Connections that leave the mesh are redirected to it.
 const egressPort = 15099
 
-// openEgress lets workloads reach the addresses that this process reaches. Connections to addresses outside of the
-// mesh are redirected to a listener on the bridge. This process forwards them over its own connections. Therefore the
-// machine's network needs no additional address, route or rule. Only TCP and DNS queries are forwarded.
+// openEgress makes the addresses that this process can reach available to workloads. The kernel redirects connections
+// to addresses outside of the mesh to a listener on the bridge. This process forwards them over its own connections.
+// The machine's network therefore needs no additional address, route or rule. Only TCP connections and DNS queries are
+// forwarded.
 func (p *capturedPlacement) openEgress() error {
 	bridge4, bridge6 := p.plan.bridgeAddresses()
 	if err := redirectEgress(p.bridge.Namespace, p.plan); err != nil {
@@ -39,8 +40,8 @@ func (p *capturedPlacement) openEgress() error {
 		return fmt.Errorf("starting the DNS forwarder: %w", err)
 	}
 	p.onRelease(resolver.close)
-	// UDP packets to addresses outside of the mesh are rejected, not dropped, so that senders fail immediately.
-	// Failures of these optional steps are ignored.
+	// UDP packets to addresses outside of the mesh are rejected, not dropped, so that senders fail immediately. These
+	// steps are optional, so their errors are ignored.
 	_ = rejectUDP(p.bridge.Namespace, p.plan)
 	_ = p.bridge.Set("ipv4/ip_forward", "1")
 	_ = p.bridge.Set("ipv6/conf/all/forwarding", "1")
@@ -92,7 +93,8 @@ func originalDestination(conn net.Conn) (to netip.AddrPort, err error) {
 	return to, errors.Join(err, sockErr)
 }
 
-// originalDestination4 reads a sockaddr_in. GetsockoptIPv6Mreq is used only because its buffer is large enough.
+// originalDestination4 reads the original IPv4 destination as a sockaddr_in. It uses GetsockoptIPv6Mreq only because
+// the buffer of that function is large enough.
 func originalDestination4(fd int) (netip.AddrPort, error) {
 	got, err := unix.GetsockoptIPv6Mreq(fd, unix.SOL_IP, soOriginalDst)
 	if err != nil {
@@ -135,7 +137,7 @@ func redirectEgress(n *netns.Namespace, plan addressPlan) error {
 }
 
 // rejectUDP answers UDP packets to addresses outside of the mesh with "port unreachable", so that senders fail
-// immediately. After "no route" instead, senders would retry until a timeout.
+// immediately. With "no route" as the response, senders would retry until a timeout.
 func rejectUDP(n *netns.Namespace, plan addressPlan) error {
 	return n.Nftables(func(c *nftables.Conn) {
 		table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "pilotfish-mesh"})
@@ -151,8 +153,8 @@ func rejectUDP(n *netns.Namespace, plan addressPlan) error {
 	})
 }
 
-// matchDestination returns expressions that match packets of a protocol to the prefix or, with other, to the family's
-// addresses outside of the prefix.
+// matchDestination returns expressions that match packets of a protocol to addresses in the prefix. If other is true,
+// they match packets to addresses of the same family outside of the prefix.
 func matchDestination(protocol byte, prefix netip.Prefix, other bool) []expr.Any {
 	family, offset := byte(unix.NFPROTO_IPV4), uint32(16) // offset of the destination in the IP header
 	if prefix.Addr().Is6() {
@@ -177,7 +179,7 @@ func matchDestination(protocol byte, prefix netip.Prefix, other bool) []expr.Any
 	}
 }
 
-// dial connects from the sandbox as the application does. It resolves names with the application's resolver, whose
+// dial connects from the sandbox as the application would. It resolves names with the application's resolver, whose
 // queries are captured too.
 func (sb *sandbox) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(address)

@@ -9,9 +9,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
-// EndpointPolicy returns the restrictions of endpoints in a mesh on this machine. Unix sockets are allowed in the
-// topology's directory, in the directory for temporary files and in allowUnix. They are not allowed in the directory
-// of running meshes, which contains the proxies' sockets.
+// EndpointPolicy returns the restrictions on endpoints for a mesh on this machine. Unix sockets are allowed in the
+// topology's directory, in the directory for temporary files and in allowUnix. They are not allowed in the directory of
+// running meshes, because it contains the sockets of proxies.
 func EndpointPolicy(t *topology.Topology, runtimeDir, stateDir string, allowUnix []string) registry.EndpointPolicy {
 	return registry.EndpointPolicy{
 		AllowUnix: append(absolutePaths(t.BaseDir(), os.TempDir(), "/tmp"), allowUnix...),
@@ -29,8 +29,8 @@ func absolutePaths(paths ...string) []string {
 	return out
 }
 
-// endpointPolicy returns the policy of the topology. In addition, it allows gateways to connect to the loopback
-// addresses of this mesh's workloads.
+// endpointPolicy returns the policy of the topology. It also allows gateways to connect to the loopback addresses of
+// this mesh's workloads.
 func (m *Mesh) endpointPolicy() registry.EndpointPolicy {
 	p := EndpointPolicy(m.cfg.Topology, m.cfg.RuntimeDir, m.cfg.StateDir, m.cfg.AllowUnix)
 	if !m.placement.Captured() {

@@ -10,19 +10,19 @@ import (
 // EventKind is the type of an event.
 type EventKind string
 
-// The kinds of events. In addition to Time, Instance and Origin, an event has the fields that its comment names at the
-// end.
+// The kinds of events. The last sentence of each comment lists the fields of Event that are set in addition to Time,
+// Instance and Origin: "Took." means that Event.Took is set.
 const (
 	// MeshStarting: the mesh has claimed its name and its addresses. Message (the addresses).
 	MeshStarting EventKind = "mesh-starting"
 	// MeshReady: every instance is ready for the first time. Took.
 	MeshReady EventKind = "mesh-ready"
-	// MeshStopping: the mesh begins to stop. Message (the reason).
+	// MeshStopping: the mesh has begun to stop. Message (the reason).
 	MeshStopping EventKind = "mesh-stopping"
-	// ControlPlaneUp, ControlPlaneDown: the embedded control plane serves, or has stopped. Message.
+	// ControlPlaneUp, ControlPlaneDown: the embedded control plane serves clients, or has stopped. Message.
 	ControlPlaneUp   EventKind = "control-plane-up"
 	ControlPlaneDown EventKind = "control-plane-down"
-	// Starting: the instance's processes are started. Message (its address).
+	// Starting: the mesh starts the instance's processes. Message (its address).
 	Starting EventKind = "starting"
 	// Ready: the instance is ready. Took (since Starting, or since it was last ready).
 	Ready EventKind = "ready"
@@ -30,9 +30,9 @@ const (
 	NotReady EventKind = "not-ready"
 	// Exited: a process ended unexpectedly. Exit; Message (what happens next).
 	Exited EventKind = "exited"
-	// Failed: a process ended and is not restarted. Exit; Message (the reason and the remedy).
+	// Failed: a process ended and will not be restarted. Exit; Message (the reason and the remedy).
 	Failed EventKind = "failed"
-	// Restarting: a process is restarted on request. Message.
+	// Restarting: a process is restarted because a user requested it. Message.
 	Restarting EventKind = "restarting"
 	// ConfigProblem: a document has an error or a warning. Problem.
 	ConfigProblem EventKind = "config-problem"
@@ -42,7 +42,7 @@ const (
 	Log EventKind = "log"
 )
 
-// Origin is the component of the mesh to which an event refers.
+// Origin is the component of the mesh to which an event belongs.
 type Origin string
 
 // The components of a mesh.
@@ -59,7 +59,7 @@ const (
 type Event struct {
 	Time time.Time `json:"time"`
 	Kind EventKind `json:"kind"`
-	// Instance is the workload instance; empty for the mesh and the control plane.
+	// Instance is the workload instance. It is empty if the event is about the mesh or the control plane.
 	Instance string          `json:"instance,omitempty"`
 	Origin   Origin          `json:"origin"`
 	Message  string          `json:"message,omitempty"`
@@ -67,11 +67,12 @@ type Event struct {
 	Took     time.Duration   `json:"tookNanoseconds,omitempty"`
 	Exit     *Exit           `json:"exit,omitempty"`
 	Problem  *config.Problem `json:"problem,omitempty"`
-	// Dropped counts the log lines that were dropped before this event because the subscriber was too slow.
+	// Dropped is the number of log lines that were dropped before this event, because the subscriber was too slow.
 	Dropped int `json:"dropped,omitempty"`
 }
 
-// maxPendingLines is the maximum number of queued log lines per subscription. Other events are few, and never dropped.
+// maxPendingLines is the maximum number of queued log lines per subscription. Events of other kinds are rare, so they
+// are never dropped.
 const maxPendingLines = 4096
 
 // Subscription is the event queue of one subscriber.
@@ -86,7 +87,7 @@ type Subscription struct {
 	ended        bool
 }
 
-// eventStream sends each event to all subscriptions. It never blocks on a slow one.
+// eventStream passes each event to all subscriptions. A slow subscriber never blocks it.
 type eventStream struct {
 	mu     sync.Mutex
 	subs   map[*Subscription]bool
@@ -158,8 +159,8 @@ func (s *Subscription) signal() {
 	}
 }
 
-// Next waits for events and returns them in order. It returns ok=false when done is closed, or once the mesh or the
-// subscription has ended and no event is queued. Only one goroutine at a time may call it.
+// Next waits for events and returns them in order. It returns false for ok when done is closed, or when the mesh or the
+// subscription has ended and the queue is empty. Only one goroutine at a time may call it.
 func (s *Subscription) Next(done <-chan struct{}) (events []Event, ok bool) {
 	for {
 		s.mu.Lock()

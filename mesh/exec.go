@@ -15,9 +15,10 @@ import (
 
 // ExecTarget describes how to run a program in the environment of an instance's application.
 type ExecTarget struct {
-	// PID is a process in the instance's network namespace. It is 0 if the instance uses the machine's own network.
+	// PID is the PID of a process in the instance's network namespace. It is 0 if the instance uses the machine's own
+	// network.
 	PID int `json:"pid,omitempty"`
-	// Capabilities are the capabilities to which the program is limited. It is used only if PID is not 0.
+	// Capabilities lists the capabilities to which the program is limited. It applies only if PID is not 0.
 	Capabilities []uintptr `json:"capabilities,omitempty"`
 	// Env is added to the program's environment.
 	Env []string `json:"env"`
@@ -44,12 +45,12 @@ func (m *Mesh) execTarget(name string) (ExecTarget, error) {
 
 // Exit statuses of `pilotfish exec` if it cannot run the program. They correspond to those of env(1) and of shells.
 const (
-	ExitCannotJoin = 125 // the workload does not exist, or its namespaces cannot be entered
+	ExitCannotJoin = 125 // the workload does not exist, or this process cannot enter its namespaces
 	ExitCannotRun  = 126 // the program exists, but cannot be run
 	ExitNotFound   = 127 // the program does not exist
 )
 
-// ExecError reports why a program cannot be run in a workload's environment.
+// ExecError is the reason why a program cannot be run in a workload's environment.
 type ExecError struct {
 	Status int // one of the exit statuses above
 	Err    error
@@ -74,8 +75,8 @@ func newExecError(err error) error {
 	return &ExecError{ExitCannotRun, err}
 }
 
-// Exec replaces this process by a program with the network, names and environment of an instance's application. It
-// returns only on error, with an *ExecError.
+// Exec replaces this process by a program that has the network, resolver and environment of an instance's application.
+// It returns only on error, with an *ExecError.
 func (c *Client) Exec(ctx context.Context, instance string, args, environ []string) error {
 	var in ExecTarget
 	if err := c.call(ctx, http.MethodGet, "/workloads/"+url.PathEscape(instance)+"/inside", &in); err != nil {
@@ -105,7 +106,7 @@ func (c *Client) Exec(ctx context.Context, instance string, args, environ []stri
 	return execProgram(args, env)
 }
 
-// inOtherUserNamespace reports whether a process is in another user namespace than this one.
+// inOtherUserNamespace reports whether a process is not in the user namespace of this process.
 func inOtherUserNamespace(pid int) bool {
 	theirs, err := os.Readlink(procFile(pid, "ns/user"))
 	ours, ourErr := os.Readlink("/proc/self/ns/user")

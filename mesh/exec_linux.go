@@ -34,7 +34,7 @@ func joinNamespace(pid int, name string, kind int) error {
 		return err
 	}
 	defer f.Close()
-	if kind == unix.CLONE_NEWNS { // the kernel refuses this to a thread that shares its working directory
+	if kind == unix.CLONE_NEWNS { // the kernel does not permit this to a thread that shares its working directory
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
 			return fmt.Errorf("unsharing the working directory: %w", err)
 		}

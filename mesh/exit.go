@@ -20,7 +20,7 @@ type Exit struct {
 	Remedy string `json:"remedy,omitempty"`
 	// Tail contains the last lines of output.
 	Tail []string `json:"tail,omitempty"`
-	// Ran is the process's run time.
+	// Ran is how long the process ran.
 	Ran time.Duration `json:"ranNanoseconds"`
 }
 

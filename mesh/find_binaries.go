@@ -11,8 +11,8 @@ import (
 // agentName is the name of the smaller binary that contains only the agent.
 const agentName = "pilotfish-agent"
 
-// FindAgent returns the command that starts the agent: pilotfish-agent in the directory of self or in PATH; otherwise
-// self, which contains all commands of the agent.
+// FindAgent returns the command that starts the agent. This is pilotfish-agent in the directory of self or in PATH. If
+// there is none, it is self, which contains all commands of the agent.
 func FindAgent(self, pathEnv string) []string {
 	dirs := append([]string{filepath.Dir(self)}, filepath.SplitList(pathEnv)...)
 	for _, dir := range dirs {
@@ -26,7 +26,7 @@ func FindAgent(self, pathEnv string) []string {
 	return []string{self}
 }
 
-// envoyOptions returns where to search for Envoy, based on the mesh's environment.
+// envoyOptions returns the options for the search for Envoy, based on the mesh's environment.
 func (c Config) envoyOptions() envoy.FindOptions {
 	o := envoy.FindOptions{Path: c.EnvoyPath, EnvPath: lookupEnv(c.Environ, "ENVOY_PATH"), PathEnv: lookupEnv(c.Environ, "PATH")}
 	cache := lookupEnv(c.Environ, "XDG_CACHE_HOME")

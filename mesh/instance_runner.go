@@ -23,10 +23,10 @@ type instanceRunner struct {
 	changed    chan struct{}
 
 	mu           sync.Mutex
-	waitingSince time.Time // start of the instance, or of its current unready period
+	waitingSince time.Time // time of the instance's start, or since which it is not ready
 	ready        bool
 	late         bool
-	failed       bool // a process failed and will not be restarted
+	failed       bool // a process ended with a failure and will not be restarted
 	reasons      []string
 	silence      silence
 	traffic      rate
@@ -84,7 +84,7 @@ func (r *instanceRunner) appCommand() (command, error) {
 }
 
 // run runs the instance until ctx ends and its processes have ended. It calls started once: when the instance is ready,
-// or when it is clear that it will not be ready soon.
+// or when it will clearly not be ready soon.
 func (r *instanceRunner) run(ctx context.Context, started func()) {
 	r.resetWaiting()
 	r.mesh.events.publish(Event{Kind: Starting, Instance: r.instance.Name, Origin: OriginMesh, Message: r.instance.Proxy.String()})
@@ -104,8 +104,8 @@ func (r *instanceRunner) run(ctx context.Context, started func()) {
 	wg.Wait()
 }
 
-// waitForSidecar waits until the sidecar is ready if Istio's holdApplicationUntilProxyStarts is set. It returns false
-// if ctx ends first.
+// waitForSidecar waits until the sidecar is ready, if Istio's holdApplicationUntilProxyStarts is set. It returns false
+// if ctx ends before.
 func (r *instanceRunner) waitForSidecar(ctx context.Context) bool {
 	if !r.mesh.cfg.Topology.Mesh.GetDefaultConfig().GetHoldApplicationUntilProxyStarts().GetValue() {
 		return true
@@ -122,10 +122,11 @@ func (r *instanceRunner) waitForSidecar(ctx context.Context) bool {
 	}
 }
 
-// rootsInterval is how often a sidecar's root file is compared with the CA's roots.
+// rootsInterval is the interval at which a sidecar's root file is compared with the CA's roots.
 const rootsInterval = 2 * time.Second
 
-// renewCredentials renews the token and the roots with which the agent and the control plane authenticate each other.
+// renewCredentials renews the token that authenticates the agent, and the root certificates with which the agent
+// verifies the control plane.
 func (r *instanceRunner) renewCredentials(ctx context.Context) {
 	tokens, roots := time.NewTicker(tokenTTL/2), time.NewTicker(rootsInterval)
 	defer tokens.Stop()
@@ -146,13 +147,14 @@ func (r *instanceRunner) renewCredentials(ctx context.Context) {
 	}
 }
 
-// How often an instance is checked: while it starts, and once it is ready.
+// The intervals at which an instance is checked: while it starts, and after it has become ready.
 const (
 	startingInterval = 20 * time.Millisecond
 	readyInterval    = 250 * time.Millisecond
 )
 
-// watchReadiness checks the instance's readiness, and updates the registry and publishes events when it changes.
+// watchReadiness checks the instance's readiness. When the readiness changes, it updates the registry and publishes an
+// event.
 func (r *instanceRunner) watchReadiness(ctx context.Context, started func()) {
 	release := sync.OnceFunc(started)
 	defer release()
@@ -175,7 +177,7 @@ func (r *instanceRunner) watchReadiness(ctx context.Context, started func()) {
 			r.setNotReady(seen.reasons, seen.failed)
 			late := r.reportLate(seen.reasons)
 			switch {
-			// The instance only has to run for a little longer. It must not delay the start of other instances.
+			// The instance will be ready after some more run time. It must not delay the start of other instances.
 			case seen.unsteadyFor > 0:
 				release()
 				interval = min(seen.unsteadyFor, readyInterval)
@@ -196,8 +198,8 @@ func (r *instanceRunner) watchReadiness(ctx context.Context, started func()) {
 type observation struct {
 	reasons     []string      // why the instance is not ready
 	silent      bool          // all reasons are timeouts
-	failed      bool          // a process failed and will not be restarted
-	unsteadyFor time.Duration // time that an application without ports must still run to count as ready
+	failed      bool          // a process ended with a failure and will not be restarted
+	unsteadyFor time.Duration // for an application without ports: how much longer it must run to count as ready
 }
 
 func (r *instanceRunner) observe(ctx context.Context) observation {
@@ -205,7 +207,8 @@ func (r *instanceRunner) observe(ctx context.Context) observation {
 	agent := r.agent.snapshot()
 	reasons, silent := r.observeAgent(ctx, agent)
 	if len(reasons) > 0 {
-		seen.unsteadyFor = 0 // not ready for another reason: the sidecar is not ready either
+		// The sidecar is not ready either, so more run time alone would not make the instance ready.
+		seen.unsteadyFor = 0
 		seen.silent = silent && (seen.silent || len(seen.reasons) == 0)
 	}
 	seen.reasons = append(seen.reasons, reasons...)
@@ -226,7 +229,7 @@ func (r *instanceRunner) observeApp(ctx context.Context) observation {
 	}
 	app, portless := r.app.snapshot(), len(r.instance.Workload.Ports) == 0
 	if app.State == ProcessEnded && portless {
-		return observation{} // the application is a task that has finished
+		return observation{} // the application is a task that has completed
 	}
 	seen := observation{failed: r.hasAppFailed(app.State)}
 	why := app.notReadyReason(r.app.role)
@@ -246,8 +249,8 @@ func (r *instanceRunner) observeApp(ctx context.Context) observation {
 	return seen
 }
 
-// hasAppFailed reports whether the application exited, is not restarted, and serves ports. An application without ports
-// that exits counts as a finished task.
+// hasAppFailed reports whether an application with ports has exited and is not restarted. An application without ports
+// that exits counts as a completed task.
 func (r *instanceRunner) hasAppFailed(state ProcessState) bool {
 	return state == ProcessFailed || (state == ProcessEnded && len(r.instance.Workload.Ports) > 0)
 }
@@ -303,8 +306,8 @@ func (r *instanceRunner) reportLate(reasons []string) bool {
 	return now
 }
 
-// state returns whether the instance is ready, and the reasons if not. hopeless: the instance will not become ready
-// soon.
+// state returns whether the instance is ready, and otherwise the reasons. hopeless reports whether the instance will
+// not become ready soon.
 func (r *instanceRunner) state() (ready bool, reasons []string, hopeless bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -317,7 +320,7 @@ func (r *instanceRunner) register() { r.mesh.registry.Put(r.workloadEntry()) }
 
 func (r *instanceRunner) deregister() { r.mesh.registry.Delete(r.workloadEntry().Key) }
 
-// workloadEntry returns the instance as a WorkloadEntry, which services select by its labels, like a pod.
+// workloadEntry returns the instance as a WorkloadEntry. As with a pod, services select it by its labels.
 func (r *instanceRunner) workloadEntry() *config.Resource {
 	return r.instance.Workload.RegistryEntry(r.instance.Name, r.instance.Proxy.String())
 }

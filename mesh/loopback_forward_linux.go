@@ -13,9 +13,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
-// loopbackForwarders forward connections to an application that listens only on loopback or IPv6. They are needed
-// because the sidecar connects to the instance's own IPv4 address. Only ports in the topology are forwarded; other
-// loopback ports remain private.
+// loopbackForwarders forwards connections to an application that listens only on loopback or IPv6. Without it, the
+// sidecar could not reach the application, because it connects to the instance's own IPv4 address. Only ports in the
+// topology are forwarded. Other loopback ports remain private.
 type loopbackForwarders struct {
 	sandbox      *sandbox
 	instanceAddr netip.Addr
@@ -101,18 +101,19 @@ func (d *loopbackForwarders) dialer(to netip.AddrPort) func(context.Context, net
 	}
 }
 
-// findTarget returns the address on which the application listens if its sidecar cannot reach it, or the zero Addr.
+// findTarget returns the address on which the application listens, if the sidecar cannot reach that address. Otherwise
+// it returns the zero Addr.
 func (d *loopbackForwarders) findTarget(ctx context.Context, port uint16, at []netip.Addr) netip.Addr {
 	if slices.Contains(at, d.instanceAddr) || slices.Contains(at, netip.IPv4Unspecified()) || len(at) == 0 {
 		return netip.Addr{}
 	}
-	// Most IPv6 wildcard listeners also accept IPv4. The kernel's list of sockets does not show whether one does, so it
-	// is tried.
+	// Most IPv6 wildcard listeners also accept IPv4. The kernel's list of sockets does not contain this property, so
+	// acceptsIPv4 connects to the port.
 	if slices.Contains(at, netip.IPv6Unspecified()) && (d.dualStack[port] || d.acceptsIPv4(ctx, port)) {
 		d.dualStack[port] = true
 		return netip.Addr{}
 	}
-	slices.SortFunc(at, netip.Addr.Compare) // IPv4 first, and :: before other IPv6 addresses
+	slices.SortFunc(at, netip.Addr.Compare) // IPv4 is first, and :: precedes other IPv6 addresses
 	for _, a := range at {
 		if a.IsLoopback() || a.Is6() && !a.IsLinkLocalUnicast() {
 			return a

@@ -20,8 +20,8 @@ import (
 
 const defaultStopTimeout = 5 * time.Second
 
-// maxStartingPerCPU limits the number of instances per CPU that start concurrently. Starting more of them would not be
-// faster, because they would compete for CPU.
+// maxStartingPerCPU limits the number of instances per CPU that start at the same time. More would not be faster,
+// because they would compete for CPU time.
 const maxStartingPerCPU = 4
 
 // Config configures a mesh. Only Topology and Environ are required.
@@ -30,12 +30,12 @@ type Config struct {
 	// Environ is the environment, in the form of os.Environ. Applications inherit it. ENVOY_PATH, PATH and HOME
 	// determine where Envoy is searched. Agents inherit only inheritedVariables.
 	Environ []string
-	// RuntimeDir contains one directory for each running mesh; default: DefaultRuntimeDir.
+	// RuntimeDir is the directory that contains one directory for each running mesh; default: DefaultRuntimeDir.
 	RuntimeDir string
-	// StateDir stores the control plane's state (the CA's root) across runs. If it is empty, the state is in the
-	// runtime directory and is removed with the mesh.
+	// StateDir stores the control plane's state (the CA's root) between runs. If it is empty, the state is in the
+	// runtime directory and is removed when the mesh stops.
 	StateDir string
-	// Network determines how workloads reach each other; default: Loopback.
+	// Network determines how workloads connect to each other; default: Loopback.
 	Network Network
 	// SelfPath is the value of ${PILOTFISH}; default: the running executable.
 	SelfPath string
@@ -46,12 +46,12 @@ type Config struct {
 	// GuardCommand starts the process that cleans up if this process is killed (see NewGuardCommand). The mesh appends
 	// the guard's arguments. If it is empty, no guard is started.
 	GuardCommand []string
-	// OnInvalidPolicy selects what happens to the workloads of a policy that never had a valid version; default: deny.
+	// OnInvalidPolicy determines what a policy does to its workloads if none of its versions was valid; default: deny.
 	OnInvalidPolicy config.OnInvalidPolicy
-	// AllowUnix lists paths of unix sockets, or directories of sockets, that endpoints of documents may use in addition
-	// to the topology's directory and the directory for temporary files.
+	// AllowUnix lists paths of unix sockets, or directories of sockets. Endpoints of documents may use them, in
+	// addition to the topology's directory and the directory for temporary files.
 	AllowUnix []string
-	// StopTimeout is how long processes may run after a stop request before they are killed; default 5 s.
+	// StopTimeout is how long processes may run after a stop request. After this time, they are killed; default 5 s.
 	StopTimeout time.Duration
 }
 
@@ -61,13 +61,13 @@ type Mesh struct {
 	events    *eventStream
 	registry  *config.MemoryStore
 	readiness *broadcast
-	kill      chan struct{} // closed when the processes that are being stopped must be killed immediately
+	kill      chan struct{} // closed when processes that are stopping must be killed immediately
 	killOnce  sync.Once
 	runID     string
 	stopCtx   context.Context // canceled by Stop; its cause is the reason
 	stop      context.CancelCauseFunc
 
-	// Set by Run during the start; guarded by mu.
+	// Run sets these fields during the start. mu guards them.
 	mu           sync.Mutex
 	started      time.Time
 	envoy        envoy.Binary
@@ -126,7 +126,7 @@ func New(cfg Config) (*Mesh, error) {
 // Name returns the mesh's name.
 func (m *Mesh) Name() string { return m.cfg.Topology.Name }
 
-// RuntimePath returns the mesh's directory, which exists while it runs.
+// RuntimePath returns the mesh's directory. The directory exists while the mesh runs.
 func (m *Mesh) RuntimePath() string { return filepath.Join(m.cfg.RuntimeDir, m.Name()) }
 
 // Run starts the mesh, supervises it, and stops it when ctx ends or Stop is called. It then releases all resources. It
@@ -154,7 +154,7 @@ func (m *Mesh) Run(ctx context.Context) error {
 	return nil
 }
 
-// startSteps returns the steps of the start, in order. Each appends its cleanup to m.cleanups.
+// startSteps returns the steps of the start, in order. Each step appends its cleanup function to m.cleanups.
 func (m *Mesh) startSteps() []func(context.Context) error {
 	return []func(context.Context) error{
 		m.findPrograms, m.startGuard, m.claimName, m.claimNetwork, m.openAuthority, m.openRunRecord,
@@ -226,10 +226,10 @@ func captureSuffix(p Placement) string {
 }
 
 func (m *Mesh) openAuthority(context.Context) error {
-	// The control plane performs CA rotations; this process only follows them.
+	// The control plane performs the rotations of the CA. This process only reads their results.
 	authority, err := ca.Load(m.stateDir(), ca.Options{TrustDomain: m.cfg.Topology.TrustDomain, RotateBefore: -1})
 	if err != nil {
-		return err // the error contains the directory and the remedy
+		return err // the error already contains the directory and the remedy
 	}
 	m.authority = authority
 	return nil
@@ -248,8 +248,8 @@ func (m *Mesh) openRunRecord(context.Context) (err error) {
 	return err
 }
 
-// killStragglers kills remaining processes of applications and agents: those that left their process groups, and Envoys
-// whose agent was killed.
+// killStragglers kills processes of applications and agents that still run: those that left their process groups, and
+// Envoys whose agent was killed.
 func (m *Mesh) killStragglers() {
 	if m.record == nil {
 		return
@@ -262,7 +262,7 @@ func (m *Mesh) killStragglers() {
 	m.logKilled(programs, "outlived their parent processes")
 }
 
-// logKilled logs processes that had to be killed, by program name, so that the user recognizes them.
+// logKilled logs the processes that had to be killed. It logs program names, so that the user recognizes the processes.
 func (m *Mesh) logKilled(programs []string, that string) {
 	if len(programs) > 0 {
 		m.logf("ended processes that %s (%d): %s", that, len(programs), strings.Join(slices.Compact(slices.Sorted(slices.Values(programs))), ", "))
@@ -293,7 +293,7 @@ func (m *Mesh) prepareInstances(context.Context) error {
 	return nil
 }
 
-// newRunners creates the runners concurrently, because creating a network namespace with its rules is slow.
+// newRunners creates the runners concurrently, because it takes long to create a network namespace with its rules.
 func (m *Mesh) newRunners(instances []*topology.Instance) ([]*instanceRunner, error) {
 	runners, problems := make([]*instanceRunner, len(instances)), make([]error, len(instances))
 	slots := make(chan struct{}, maxStartingPerCPU*runtime.GOMAXPROCS(0))
@@ -306,7 +306,7 @@ func (m *Mesh) newRunners(instances []*topology.Instance) ([]*instanceRunner, er
 		})
 	}
 	wg.Wait()
-	for _, err := range problems { // one error is sufficient, because all instances usually fail for the same cause
+	for _, err := range problems { // one error is sufficient, because the cause is usually the same for all instances
 		if err != nil {
 			return nil, err
 		}
@@ -314,7 +314,7 @@ func (m *Mesh) newRunners(instances []*topology.Instance) ([]*instanceRunner, er
 	return runners, nil
 }
 
-// runInstances runs all instances until the mesh is stopped, and stops them.
+// runInstances runs all instances until the mesh is stopped, and then stops them.
 func (m *Mesh) runInstances(ctx context.Context) {
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -345,16 +345,15 @@ func (m *Mesh) runInstances(ctx context.Context) {
 	wg.Wait()
 }
 
-// Events returns a new subscription to events. Subscribe before Run to receive all of them.
+// Events returns a new subscription to events. To receive all events, subscribe before Run.
 func (m *Mesh) Events() *Subscription { return m.events.subscribe() }
 
-// Stop ends the mesh in the same way as the end of Run's context. It does not wait: Run returns when the mesh has
-// ended.
+// Stop ends the mesh as if Run's context had ended. It does not wait. Run returns when the mesh has ended.
 func (m *Mesh) Stop(reason string) {
 	m.stop(errors.New(reason))
 }
 
-// Kill kills the processes of a stopping mesh without waiting for StopTimeout.
+// Kill kills the processes of a stopping mesh immediately, before StopTimeout has passed.
 func (m *Mesh) Kill() { m.killOnce.Do(func() { close(m.kill) }) }
 
 // Instances returns the instances with their addresses, or nil before the addresses are assigned.
@@ -382,7 +381,7 @@ func (m *Mesh) StopControlPlane(context.Context) error {
 	return p.stop()
 }
 
-// StartControlPlane starts a stopped control plane with its previous state. It returns once the control plane serves
+// StartControlPlane starts a stopped control plane with its previous state. It returns when the control plane serves
 // clients.
 func (m *Mesh) StartControlPlane(ctx context.Context) error {
 	p := m.currentControlPlane()

@@ -7,10 +7,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
-// Captured is the network in which each workload has a network namespace, connected by a bridge in another namespace.
-// The kernel redirects the application's traffic to its sidecar, so programs need no change. The machine's own network
-// contains only the listeners of published ports. The kernel removes the namespaces together with the processes that
-// use them. It needs root, or the capabilities in a user namespace that CaptureFlags.Reexec creates.
+// Captured is the Network in which each workload has a network namespace. A bridge in a separate namespace connects
+// them. The kernel redirects the application's traffic to its sidecar, so programs need no change. The machine's own
+// network contains only the listeners of published ports. When all processes that use the namespaces have ended, the
+// kernel removes the namespaces. Captured needs root, or the capabilities in a user namespace that CaptureFlags.Reexec
+// creates.
 type Captured struct{}
 
 // addressPlan assigns the addresses of a captured mesh in 10.N.0.0/16: 10.N.0.1 is the bridge, with the control plane;
@@ -18,11 +19,11 @@ type Captured struct{}
 // ::i:1 is instance i.
 type addressPlan struct{ v4, v6 netip.Prefix }
 
-// HostName is the name of the machine's own loopback in a captured mesh.
+// HostName is the host name of the machine's own loopback in a captured mesh.
 const HostName = "host.pilotfish.internal"
 
-// proxyGroup is the group ID of agents and their Envoys, whose own traffic is not redirected. Istio's proxies have the
-// same group ID.
+// proxyGroup is the group ID of agents and their Envoys. The kernel does not redirect the traffic of this group.
+// Istio's proxies have the same group ID.
 const proxyGroup = 1337
 
 func newAddressPlan(n byte) addressPlan {
@@ -43,14 +44,16 @@ func (p addressPlan) addresses(group, host byte) (v4, v6 netip.Addr) {
 // bridgeAddresses returns the addresses of the control plane and of the egress listener.
 func (p addressPlan) bridgeAddresses() (v4, v6 netip.Addr) { return p.addresses(0, 1) }
 
-// hostAddress returns the machine's address. There is only an IPv4 address. With an IPv6 address too, applications
-// would not fall back to IPv4, because a sidecar accepts connections before it knows whether the destination listens.
+// hostAddress returns the address of the machine. There is only an IPv4 address. If there were an IPv6 address too,
+// applications would not fall back to IPv4, because a sidecar accepts connections before it knows whether the
+// destination listens.
 func (p addressPlan) hostAddress() netip.Addr {
 	v4, _ := p.addresses(0, 2)
 	return v4
 }
 
-// AssignAddresses returns all instances with their addresses. Proxy and application share an address.
+// assignAddresses returns all instances with their addresses. An instance's proxy and application have the same
+// address.
 func (p addressPlan) assignAddresses(t *topology.Topology) []*topology.Instance {
 	instances := topology.AssignAddresses(t, p.v4)
 	for n, i := range instances {
@@ -60,8 +63,8 @@ func (p addressPlan) assignAddresses(t *topology.Topology) []*topology.Instance 
 	return instances
 }
 
-// resolvConf returns an application's resolv.conf. Its name server is the bridge, which forwards queries that the
-// agent does not answer. Its search domains are those of a pod.
+// resolvConf returns an application's resolv.conf. Its name server is the bridge, which forwards the queries that the
+// agent does not answer. Its search domains are those that a pod has.
 func (p addressPlan) resolvConf(w *topology.Workload, search []string) string {
 	nameserver, _ := p.bridgeAddresses()
 	domains := w.Namespace + ".svc.cluster.local svc.cluster.local cluster.local"

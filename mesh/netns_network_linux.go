@@ -20,8 +20,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
-// CanCapture returns the reason for which this process cannot run a mesh with redirection, or nil. It tries the
-// privileged operations in a new network namespace.
+// CanCapture returns an error with the reason if this process cannot run a mesh with redirection. To determine this, it
+// tries the privileged operations in a new network namespace.
 func CanCapture() error {
 	err := tryCapture()
 	if err == nil {
@@ -54,7 +54,7 @@ func tryCapture() error {
 	return err
 }
 
-// Claim creates the bridge, the egress listener and the reserved host network.
+// Claim creates the bridge and the egress listener, and reserves the host network.
 func (Captured) Claim(t *topology.Topology, use Resources) (Placement, error) {
 	plan, err := chooseAddressPlan(t)
 	if err != nil {
@@ -75,8 +75,8 @@ func (Captured) Claim(t *topology.Topology, use Resources) (Placement, error) {
 	return p, nil
 }
 
-// chooseAddressPlan returns the plan for the topology's network. If the topology has none, it returns the plan for the
-// first network that overlaps no route of the machine.
+// chooseAddressPlan returns the plan for the topology's network. If the topology specifies none, it returns the plan
+// for the first network that overlaps no route of the machine.
 func chooseAddressPlan(t *topology.Topology) (addressPlan, error) {
 	if t.Network.IsValid() {
 		return newAddressPlan(t.Network.Addr().As4()[1]), nil
@@ -108,7 +108,7 @@ func overlapsRoute(routes []netlink.Route, network netip.Prefix) bool {
 	return false
 }
 
-// capturedPlacement is a mesh in network namespaces.
+// capturedPlacement is the Placement of a mesh in network namespaces.
 type capturedPlacement struct {
 	plan      addressPlan
 	resources Resources
@@ -139,8 +139,8 @@ func (p *capturedPlacement) ControlPlane() netip.Addr {
 
 func (p *capturedPlacement) Host() netip.Addr { return p.host }
 
-// claimHostNetwork reserves a loopback network of this machine for the control plane's ports that workloads may not
-// use. Workloads cannot reach it: the egress listener connects only to 127.0.0.1.
+// claimHostNetwork reserves a loopback network of this machine. On it, the control plane opens the ports that workloads
+// may not use. Workloads cannot reach this network, because the egress listener connects only to 127.0.0.1.
 func (p *capturedPlacement) claimHostNetwork() error {
 	for n := topology.LastNetwork; n >= topology.FirstNetwork; n-- {
 		network := topology.LoopbackNetwork(byte(n))
@@ -204,7 +204,7 @@ func (p *capturedPlacement) Attach(i *topology.Instance) (Attachment, error) {
 	enter := func(s netns.ProcessIsolation) func() error {
 		return func() error { return errors.Join(sb.namespace.EnterThread(), s.Enter()) }
 	}
-	// A proxy variable from the user's shell would route the application's requests past its sidecar.
+	// With a proxy variable from the user's shell, the application's requests would bypass its sidecar.
 	app := []string{"HTTP_PROXY=", "http_proxy=", "HTTPS_PROXY=", "https_proxy=", "ALL_PROXY=", "all_proxy="}
 	forwarders := newLoopbackForwarders(sb, i)
 	p.onRelease(forwarders.close)
@@ -223,7 +223,7 @@ func (p *capturedPlacement) newSandbox(i *topology.Instance) (*sandbox, error) {
 		return nil, err
 	}
 	p.onRelease(namespace.Close)
-	// Root may bind all ports. In the sandbox other users may too, as in most containers.
+	// Root may bind all ports. In the sandbox, other users may too, as in most containers.
 	_ = namespace.Set("ipv4/ip_unprivileged_port_start", "0")
 	bridge4, bridge6 := p.plan.bridgeAddresses()
 	addresses := []netip.Prefix{netip.PrefixFrom(i.Proxy, p.plan.v4.Bits()), netip.PrefixFrom(i.Proxy6, p.plan.v6.Bits())}
@@ -236,7 +236,8 @@ func (p *capturedPlacement) newSandbox(i *topology.Instance) (*sandbox, error) {
 	if sb.isolation.Files, err = p.writeFiles(i); err != nil {
 		return nil, err
 	}
-	sb.isolation.Hide = []string{"/run/nscd", "/var/run/nscd"} // nscd would return results of the machine's own resolver
+	// Nscd would return results of the machine's own resolver.
+	sb.isolation.Hide = []string{"/run/nscd", "/var/run/nscd"}
 	if sb.dnsConfig, err = dns.ClientConfigFromFile(sb.isolation.Files[resolvConfPath]); err != nil {
 		return nil, fmt.Errorf("the resolver of workload %s: %w", i.Name, err)
 	}
@@ -251,8 +252,8 @@ const (
 	nsswitchPath   = "/etc/nsswitch.conf"
 )
 
-// writeFiles writes the files that replace files of the machine for an instance. It returns them by their path in the
-// sandbox.
+// writeFiles writes the files that replace the machine's files in the sandbox of an instance. The result maps paths in
+// the sandbox to them.
 func (p *capturedPlacement) writeFiles(i *topology.Instance) (map[string]string, error) {
 	var search []string
 	if own, err := dns.ClientConfigFromFile(resolvConfPath); err == nil {
@@ -264,16 +265,16 @@ func (p *capturedPlacement) writeFiles(i *topology.Instance) (map[string]string,
 	}
 	sources, err := os.ReadFile(nsswitchPath)
 	if err != nil {
-		return files, nil // the default of the C library is files and DNS
+		return files, nil // without this file, the C library uses files and DNS by default
 	}
-	// Each instance has its own file. Replacing a shared file would make it disappear for a moment in the other
+	// Each instance has its own file. If a shared file were replaced, it would disappear for a moment in the other
 	// sandboxes that mount it.
 	files[nsswitchPath] = filepath.Join(p.resources.Dir, i.Name+".nsswitch.conf")
 	return files, writeFile(files[nsswitchPath], []byte(useFilesAndDNS(string(sources))), 0o644)
 }
 
-// useFilesAndDNS replaces the source of host names by files and DNS. Other sources, such as systemd's resolver, use
-// unix sockets, which are not captured.
+// useFilesAndDNS replaces the sources of host names by files and DNS. Other sources, such as systemd's resolver, use
+// unix sockets, and such queries cannot be captured.
 func useFilesAndDNS(nsswitch string) string {
 	lines := strings.Split(nsswitch, "\n")
 	for n, line := range lines {

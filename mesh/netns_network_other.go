@@ -8,12 +8,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
-// Claim fails: only Linux has network namespaces.
+// Claim always fails, because only Linux has network namespaces.
 func (Captured) Claim(*topology.Topology, Resources) (Placement, error) {
 	return nil, &UnsupportedError{OS: runtime.GOOS}
 }
 
-// CanCapture returns why this process cannot run a captured mesh.
+// CanCapture returns the reason why this process cannot run a captured mesh.
 func CanCapture() error { return &UnsupportedError{OS: runtime.GOOS} }
 
 func canCreateNamespaces() bool { return false }

@@ -13,21 +13,21 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
-// Network determines how the workloads of a mesh reach their proxies and each other. Loopback assigns loopback
-// addresses, and applications must be configured to use their proxy. Captured uses network namespaces and redirects the
-// traffic.
+// Network determines how the workloads of a mesh connect to their proxies and to each other. Loopback assigns loopback
+// addresses, and applications must be configured to use their proxy. Captured uses network namespaces, and the kernel
+// redirects the traffic.
 type Network interface {
-	// Claim reserves the mesh's network, exclusively on this machine, and assigns the instances' addresses.
+	// Claim reserves the mesh's network exclusively on this machine, and assigns the addresses of the instances.
 	Claim(t *topology.Topology, use Resources) (Placement, error)
 }
 
-// Resources are the mesh's resources that a network may use.
+// Resources contains the resources of the mesh that a network may use.
 type Resources struct {
 	// Agent is the command that starts the agent. The binary also contains the agent's other commands. Environ is the
 	// agent's environment.
 	Agent   []string
 	Environ []string
-	// Dir is a directory for files. It is removed with the mesh. The network creates it when it needs it.
+	// Dir is a directory for files. The network creates it when it needs it. The mesh removes it when it stops.
 	Dir string
 	// Logf logs a message for the user.
 	Logf func(format string, args ...any)
@@ -39,19 +39,20 @@ type Placement interface {
 	Describe() string
 	// Captured reports whether the kernel redirects the workloads' traffic to their proxies.
 	Captured() bool
-	// Listen listens for the control plane. Dial connects as a client in the mesh's network without a sidecar.
-	// Addresses must contain IP addresses.
+	// Listen opens a listener for the control plane. Dial connects as a client in the mesh's network that has no
+	// sidecar. Addresses must contain IP addresses.
 	Listen(network, address string) (net.Listener, error)
 	Dial(ctx context.Context, network, address string) (net.Conn, error)
 	// ControlPlane returns the address on which the control plane listens for agents.
 	ControlPlane() netip.Addr
 	// Host returns the loopback address for those control plane ports that workloads must not reach.
 	Host() netip.Addr
-	// Instances returns all instances of the topology, in its order, with their addresses.
+	// Instances returns all instances of the topology with their addresses, in the order of the topology.
 	Instances() []*topology.Instance
-	// Attach prepares the network of an instance, once, before its processes start. It is safe for concurrent use.
+	// Attach prepares the network of an instance. It is called once per instance, before the instance's processes
+	// start. It is safe for concurrent use.
 	Attach(i *topology.Instance) (Attachment, error)
-	// Release releases all resources.
+	// Release releases all resources of the placement.
 	Release() error
 }
 
@@ -60,28 +61,28 @@ type Attachment struct {
 	// AppEnv and AgentEnv are added to the environments of the application and the agent.
 	AppEnv   []string
 	AgentEnv []string
-	// EnterApp and EnterAgent move the calling thread to the network of the application or the agent before its start.
-	// The thread must be locked to its goroutine, and cannot be used for other purposes afterwards. nil means the
-	// network of the mesh's own process.
+	// EnterApp and EnterAgent move the calling thread to the network of the application or the agent, before its start.
+	// The thread must be locked to its goroutine, and cannot be used for other purposes afterwards. If they are nil,
+	// the processes use the network of the mesh's own process.
 	EnterApp, EnterAgent func() error
-	// Dial connects from the mesh's process as the instance's application does. With captured traffic it also resolves
-	// names, with the application's resolver.
+	// Dial connects from the mesh's process as the instance's application would. If traffic is captured, it also
+	// resolves names with the application's resolver.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// ExposeApp makes the application reachable for its sidecar, on any address on which the application listens.
+	// ExposeApp makes the application reachable for its sidecar, whatever address the application listens on.
 	// UnexposeApp reverts that before the application is restarted. Both are nil if the application must listen on its
 	// assigned address.
 	ExposeApp   func(context.Context) error
 	UnexposeApp func() error
-	// ForwardUDP forwards UDP packets from the instance to services' addresses to the services' endpoints. It replaces
-	// the previous ports. It is nil if services have no addresses of their own.
+	// ForwardUDP forwards UDP packets from the instance to services' addresses to the services' endpoints. Each call
+	// replaces the ports of the previous one. ForwardUDP is nil if services have no addresses of their own.
 	ForwardUDP func([]controlplane.DatagramPort) error
-	// Check checks that the ports of the instance's processes are free, or opens its published ports. Its error names
-	// the process that uses a port.
+	// Check checks that the ports of the instance's processes are free, or opens the instance's published ports. Its
+	// error names the process that uses a port.
 	Check func() error
 }
 
-// Loopback is the network in which each workload has addresses in 127.0.0.0/8. It needs no privileges. An application
-// reaches the mesh through its sidecar's HTTP proxy, and TCP services through addresses in its environment.
+// Loopback is the Network in which each workload has addresses in 127.0.0.0/8. It needs no privileges. An application
+// reaches services through its sidecar's HTTP proxy, and TCP services at addresses that its environment contains.
 type Loopback struct{}
 
 // Claim reserves the topology's network, or the first free one.
@@ -108,8 +109,8 @@ type loopbackPlacement struct {
 	claim     net.Listener
 }
 
-// claimNetwork reserves a loopback network with an abstract socket. Other meshes on this machine, of any user, cannot
-// bind it too. The kernel releases it when this process ends.
+// claimNetwork reserves a loopback network by an abstract socket. Other meshes on this machine, of any user, cannot
+// bind a socket with the same name. The kernel releases it when this process ends.
 func claimNetwork(network netip.Prefix) (net.Listener, error) {
 	claim, err := net.Listen("unix", "@pilotfish/"+network.Addr().String())
 	if err != nil {
@@ -118,7 +119,7 @@ func claimNetwork(network netip.Prefix) (net.Listener, error) {
 	return claim, nil
 }
 
-// claimLoopback reserves one network and checks that the control plane's ports are free in it.
+// claimLoopback reserves this network and checks that the control plane's ports in it are free.
 func claimLoopback(t *topology.Topology, network netip.Prefix) (*loopbackPlacement, error) {
 	claim, err := claimNetwork(network)
 	if err != nil {
@@ -154,7 +155,7 @@ func (p *loopbackPlacement) Attach(i *topology.Instance) (Attachment, error) {
 	agent := []string{
 		"ISTIO_META_INTERCEPTION_MODE=NONE",
 		"PROXY_BIND_ADDRESS=" + i.Proxy.String(),
-		// All users of the machine can reach the address, so the port must be restricted to this user.
+		// All users of the machine can connect to the address, so the port must accept only this user.
 		"STATUS_PORT_USERS=own",
 	}
 	if i.Workload.Type != topology.Gateway {
@@ -169,8 +170,8 @@ func (p *loopbackPlacement) Attach(i *topology.Instance) (Attachment, error) {
 	return Attachment{AppEnv: app, AgentEnv: agent, Dial: p.Dial, Check: func() error { return checkPorts(i) }}, nil
 }
 
-// checkPorts detects ports in use before the start, because its error is clearer than that of the failing process.
-// Envoy would even share a port with another Envoy without an error.
+// checkPorts detects ports in use before the start, because its error is clearer than that of the process that would
+// fail. Envoy would even share a port with another Envoy without an error.
 func checkPorts(i *topology.Instance) error {
 	for _, address := range listenAddresses(i) {
 		if err := checkPort(address); err != nil {
@@ -216,7 +217,7 @@ func checkPort(at netip.AddrPort) error {
 	return l.Close()
 }
 
-// upstreamListeners returns the proxy's metadata for listeners of the workload's TCP upstreams.
+// upstreamListeners returns the node metadata that defines the proxy's listeners for TCP upstreams of the workload.
 func upstreamListeners(i *topology.Instance) string {
 	list := ""
 	for n, u := range i.Workload.Upstreams {
@@ -225,7 +226,7 @@ func upstreamListeners(i *topology.Instance) string {
 	return trimComma(list)
 }
 
-// publishedPorts returns the metadata for the addresses of a gateway's published ports.
+// publishedPorts returns the node metadata with the addresses of a gateway's published ports.
 func publishedPorts(i *topology.Instance) string {
 	list := ""
 	for _, p := range i.Workload.Ports {

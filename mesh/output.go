@@ -8,10 +8,10 @@ import (
 )
 
 const (
-	// maxLine is the maximum length of a line of output. Longer lines are truncated, so that a program that prints no
-	// newline does not use unlimited memory.
+	// maxLine is the maximum length of a line of output. Longer lines are truncated, so that the output of a program
+	// that prints no newline does not use unlimited memory.
 	maxLine = 16 << 10
-	// tailLines is the number of last lines that are stored for the report of a process's exit.
+	// tailLines is the number of last lines that the report of a process's exit contains.
 	tailLines = 10
 )
 

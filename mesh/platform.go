@@ -23,7 +23,8 @@ func checkPlatform() error {
 	return nil
 }
 
-// EndSignals returns the signals that request an orderly end. SIGHUP is one of them unless it is ignored (nohup).
+// EndSignals returns the signals that request an orderly end. It includes SIGHUP unless the process ignores it, as with
+// nohup.
 func EndSignals() []os.Signal {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {

@@ -16,17 +16,18 @@ import (
 const (
 	probeTimeout = 2 * time.Second
 	maxAnswer    = 4 << 20
-	// After a successful probe of an application, its result is used for appProbeInterval. Each probe may write a line
-	// to the application's log, so probes are rare.
+	// appProbeInterval is how long the result of a successful probe of an application is used. Probes are rare, because
+	// each probe may write a line to the application's log.
 	appProbeInterval = 2 * time.Second
 )
 
 // prober checks the readiness of an instance.
 type prober struct {
-	instance  *topology.Instance
-	dial      func(ctx context.Context, network, address string) (net.Conn, error)
-	client    *http.Client
-	exposeApp func(context.Context) error // makes the application reachable for its sidecar; nil: not needed
+	instance *topology.Instance
+	dial     func(ctx context.Context, network, address string) (net.Conn, error)
+	client   *http.Client
+	// Makes the application reachable for its sidecar; nil if that is not necessary.
+	exposeApp func(context.Context) error
 
 	readyAt time.Time // time of the last successful probe of the application
 }

@@ -9,19 +9,19 @@ import (
 	"time"
 )
 
-// silenceTimeout is how long a ready instance may not respond before it counts as not ready. If Envoy does not
-// respond, its agent has already waited this long before it reports that.
+// silenceTimeout is how long a ready instance may send no response before it counts as not ready. If Envoy does not
+// respond, its agent also waits this long before it reports that.
 const silenceTimeout = 10 * time.Second
 
-// silence records since when an instance has not responded. instanceRunner.mu protects it.
+// silence records since when an instance sends no responses. instanceRunner.mu guards it.
 type silence struct {
 	since    time.Time // zero if the instance responds
 	reported string    // the last logged reason for which the unresponsive instance still counts as ready
 }
 
 // toleratesSilence reports whether an unresponsive instance still counts as ready. On a busy machine, probes can time
-// out although requests are served. An instance is therefore removed only if its workload has another responsive
-// instance and most instances of the mesh respond.
+// out although requests are served. The mesh therefore removes an instance only if its workload has another responsive
+// instance, and most instances of the mesh respond.
 func (r *instanceRunner) toleratesSilence(seen observation, now time.Time) bool {
 	r.mu.Lock()
 	if !r.ready || !seen.silent {
@@ -45,7 +45,7 @@ func (r *instanceRunner) toleratesSilence(seen observation, now time.Time) bool 
 	return reason != ""
 }
 
-// logUnresponsive logs, once for each reason, why an unresponsive instance still counts as ready.
+// logUnresponsive logs why an unresponsive instance still counts as ready. It logs each reason once.
 func (r *instanceRunner) logUnresponsive(duration time.Duration, reason string, reasons []string) {
 	r.mu.Lock()
 	logged := r.silence.reported == reason
@@ -84,7 +84,7 @@ func (m *Mesh) reasonToTolerate(r *instanceRunner) string {
 	return ""
 }
 
-// isTimeout reports whether an error is a timeout, rather than a refusal.
+// isTimeout reports whether an error is a timeout. A refused connection is not.
 func isTimeout(err error) bool {
 	var timeout net.Error
 	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout()

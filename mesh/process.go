@@ -14,7 +14,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/netns"
 )
 
-// outputGrace is how long output is read after a process has ended. Its descendants may still hold the pipe open.
+// outputGrace is how long output is read after a process has ended. Descendants of the process may still have the pipe
+// open.
 const outputGrace = 200 * time.Millisecond
 
 // command describes a process to start.
@@ -23,13 +24,13 @@ type command struct {
 	Env    []string
 	Dir    string
 	Output func(line string)
-	// Enter moves the starting thread to the namespaces of the process. If it is nil, the process has the namespaces of
-	// this process.
+	// Enter moves the starting thread to the namespaces for the process. If it is nil, the process has the same
+	// namespaces as this process.
 	Enter func() error
 }
 
-// process is a running child process: the leader of its own process group, which the kernel kills when this process
-// dies.
+// process is a running child process and the leader of its own process group. When this program dies, the kernel kills
+// the child, but not the other members of the group.
 type process struct {
 	PID     int
 	Started time.Time
@@ -38,7 +39,8 @@ type process struct {
 	exit Exit
 }
 
-// startProcess starts a child process. Its descendants stay in its process group, and are killed when the leader ends.
+// startProcess starts a child process. Descendants of the child that stay in its process group are killed when the
+// child ends.
 func startProcess(c command) (*process, error) {
 	path, err := findProgram(c)
 	if err != nil {
@@ -58,8 +60,8 @@ func startProcess(c command) (*process, error) {
 	return p, nil
 }
 
-// run starts the child and waits for its end on one thread. The kernel kills the child when the *thread* that started
-// it ends (see prctl(2), PR_SET_PDEATHSIG), so this thread must live as long as the child.
+// run starts the child and waits for its end, both on one thread. The kernel kills the child when the *thread* that
+// started it ends (see prctl(2), PR_SET_PDEATHSIG), so this thread must run as long as the child.
 func (p *process) run(cmd *exec.Cmd, c command, r, w *os.File, result chan<- error) {
 	if c.Enter != nil {
 		netns.OnThread(func() { p.startAndWait(cmd, c, r, w, result) })
@@ -86,7 +88,8 @@ func (p *process) startAndWait(cmd *exec.Cmd, c command, r, w *os.File, result c
 	read := make(chan struct{})
 	go func() { defer close(read); copyLines(r, out) }()
 	awaitExit(p.PID)
-	killGroup(p.PID, syscall.SIGKILL) // descendants of the leader; the group ID cannot be reused before the leader is reaped
+	// Kill the descendants in the group; the kernel cannot reuse the group ID before the leader is reaped.
+	killGroup(p.PID, syscall.SIGKILL)
 	_ = cmd.Wait()
 	select {
 	case <-read:

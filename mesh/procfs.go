@@ -86,7 +86,8 @@ func processIDs() []int {
 	return pids
 }
 
-// parentsOfProgram returns the processes whose program has this base name, by their parent process.
+// parentsOfProgram returns the processes whose program has this base name. The result maps their process IDs to those
+// of their parents.
 func parentsOfProgram(name string) map[int]int {
 	found := map[int]int{}
 	for _, pid := range processIDs() {
@@ -105,8 +106,8 @@ func parentsOfProgram(name string) map[int]int {
 	return found
 }
 
-// processesWithVariable returns the processes whose environment contains the assignment, as far as this user may read
-// them.
+// processesWithVariable returns the processes whose environment contains the assignment. It finds only processes whose
+// environment this user may read.
 func processesWithVariable(assignment string) []int {
 	var found []int
 	for _, pid := range processIDs() {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// ErrEnded is returned by functions that wait, if the mesh ends before the condition holds. Run returns the reason.
+// ErrEnded is the error of functions that wait, if the mesh ends before the condition is met. Run returns the reason.
 var ErrEnded = errors.New("the mesh has ended")
 
 // announceReady publishes MeshReady when all instances are ready for the first time.
@@ -27,7 +27,7 @@ func (m *Mesh) allReady() bool {
 	return m.snapshotRunners() != nil
 }
 
-// waitUntil calls check after every change of readiness, until it returns true or an error.
+// waitUntil calls check after every change of readiness. It returns when check returns true or an error.
 func (m *Mesh) waitUntil(ctx context.Context, check func() (bool, error)) error {
 	for {
 		changed := m.readiness.wait()
@@ -45,8 +45,8 @@ func (m *Mesh) waitUntil(ctx context.Context, check func() (bool, error)) error 
 }
 
 // WaitReady waits until every instance is ready and all proxies are synchronized. It returns an error with all reasons
-// when the mesh has ended, or when none of the unready instances can become ready soon: a process failed and is not
-// restarted, or the startupTimeout has passed.
+// when the mesh has ended, or when no unready instance can become ready soon. An instance cannot if one of its
+// processes failed and is not restarted, or if its startupTimeout has passed.
 func (m *Mesh) WaitReady(ctx context.Context) error {
 	err := m.waitUntil(ctx, func() (bool, error) {
 		var pending []string

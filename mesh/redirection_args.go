@@ -8,8 +8,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
-// redirectionArgs returns the agent's `iptables` command for a workload: a pod's defaults, changed by the workload's
-// annotations.
+// redirectionArgs returns the agent's command `iptables` for a workload. Its flags are a pod's defaults, changed by the
+// workload's annotations.
 func redirectionArgs(w *topology.Workload) []string {
 	values := map[string]string{
 		"--istio-service-cidr": "*", "--istio-inbound-ports": "*",
@@ -35,7 +35,7 @@ func redirectionArgs(w *topology.Workload) []string {
 	return args
 }
 
-// redirectionAnnotations maps Istio's annotations for a pod's redirection to flags.
+// redirectionAnnotations maps Istio's annotations for the redirection of a pod to flags.
 var redirectionAnnotations = map[string]string{
 	"traffic.sidecar.istio.io/includeOutboundIPRanges": "--istio-service-cidr",
 	"traffic.sidecar.istio.io/excludeOutboundIPRanges": "--istio-service-exclude-cidr",

@@ -2,8 +2,8 @@ package mesh
 
 import "strings"
 
-// logRejections logs configuration that a sidecar rejected if a remedy is known. Other rejections are only in the
-// sidecar's log. logged contains the last message for each instance.
+// logRejections logs configuration that a sidecar rejected, if there is a known remedy. The sidecar's own log contains
+// all rejections. logged contains the last message for each instance.
 func (m *Mesh) logRejections(logged map[string]string) {
 	p := m.currentControlPlane()
 	if p == nil {

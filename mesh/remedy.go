@@ -25,8 +25,8 @@ func withRemedy(err error) error {
 	return err
 }
 
-// bindRemedy returns the remedy if a line of text reports that an address is in use. The usual cause is the instance's
-// own application, which listens on all addresses. Otherwise it returns "".
+// bindRemedy returns a remedy if a line of text reports that an address is in use, and "" otherwise. The usual cause is
+// the instance's own application, which listens on all addresses.
 func bindRemedy(i *topology.Instance, lines ...string) string {
 	for _, line := range lines {
 		line = strings.ToLower(line)

@@ -6,13 +6,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/crashbudget"
 )
 
-// minPause and maxPause limit the delay before a process or the control plane is restarted.
+// minPause and maxPause limit the delay before a restart of a process or the control plane.
 const (
 	minPause = 200 * time.Millisecond
 	maxPause = 10 * time.Second
 )
 
-// newRestartBudget returns the budget of a process, which the eighth failure of a process that ends at once exceeds.
+// newRestartBudget returns the restart budget of a process. A process that ends immediately after each start exceeds
+// the budget at its eighth failure.
 func newRestartBudget() *crashbudget.Budget {
 	return &crashbudget.Budget{Failures: 6.5, HalfLife: time.Minute, MinWait: minPause, MaxWait: maxPause}
 }

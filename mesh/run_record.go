@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// runVariable is set in the environment of every process of a run. Descendants inherit it, so that even those that left
-// their process group can be identified.
+// runVariable is set in the environment of every process of a run. Descendants inherit it. It therefore identifies even
+// those that left their process group.
 const runVariable = "PILOTFISH_RUN"
 
-// runRecord is the on-disk record of a run's processes. After a killed run, the next one identifies and kills its
-// processes with it.
+// runRecord is the record of a run's processes on disk. If the run is killed, the next run uses it to identify and kill
+// the remaining processes.
 type runRecord struct {
 	path string
 
@@ -53,7 +53,8 @@ func (l *runRecord) add(pid int) error {
 	return l.write()
 }
 
-// remove deletes an ended process from the record. Write errors are ignored: a stale entry is harmless.
+// remove deletes an ended process from the record. It ignores write errors, because an entry of an ended process is
+// harmless.
 func (l *runRecord) remove(pid int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -76,7 +77,7 @@ func (l *runRecord) write() error {
 }
 
 // killLeftovers kills the remaining processes of a killed run: recorded processes with the same ID, start time and
-// command, and those with the run's environment variable. It returns one program name for each.
+// command, and processes with the run's environment variable. It returns the program name of each killed process.
 func killLeftovers(dir string) ([]string, error) {
 	data, err := os.ReadFile(filepath.Join(dir, runRecordFile))
 	if errors.Is(err, os.ErrNotExist) {
@@ -96,7 +97,8 @@ func killLeftovers(dir string) ([]string, error) {
 }
 
 // kill kills the run's processes until none is left, because a process may start another one before it is killed. It
-// returns one program name for each process, after all have released their resources, especially ports.
+// returns when all of them have released their resources, especially ports. It returns the program name of each killed
+// process.
 func (r recordedRun) kill() (programs []string, err error) {
 	deadline := time.Now().Add(3 * time.Second)
 	killed := map[int]uint64{} // process ID → start time

@@ -43,17 +43,17 @@ func (e *AlreadyRunningError) Error() string {
 	return fmt.Sprintf("mesh %q is already running%s: stop it with `pilotfish down --name %s`, or set another name for this mesh with --name", e.Name, who, e.Name)
 }
 
-// runtimeDir is the directory of a running mesh. The holder of its lock owns the name.
+// runtimeDir is the directory of a running mesh. The process that has locked it owns the mesh's name.
 type runtimeDir struct {
 	path string
 	base string
 	lock *os.File
-	// leftovers are the program names of an earlier run's processes that were killed, one for each.
+	// leftovers contains the program name of each process of an earlier run that had to be killed.
 	leftovers []string
 }
 
-// claimRuntimeDir claims the name of a mesh: it creates and locks the directory, and removes what a killed run left
-// there.
+// claimRuntimeDir claims the name of a mesh. It creates and locks the directory, and removes the files and processes of
+// a killed run.
 func claimRuntimeDir(base, name string) (*runtimeDir, error) {
 	d := &runtimeDir{path: filepath.Join(base, name), base: base}
 	if socket := filepath.Join(d.path, socketFile); len(socket) > maxSocketPath {
@@ -95,7 +95,8 @@ func privateDir(path string) error {
 	return nil
 }
 
-// lockDir locks the directory. A run that ends at the same time may remove it, so it is checked again after locking.
+// lockDir locks the directory. A run that ends at the same time may remove the directory, so lockDir checks after
+// locking that it still exists.
 func (d *runtimeDir) lockDir(name string) error {
 	for {
 		if err := privateDir(d.path); err != nil {
@@ -125,7 +126,7 @@ func (d *runtimeDir) lockDir(name string) error {
 	}
 }
 
-// isLinked reports whether the path of an open file still refers to this file.
+// isLinked reports whether the path of an open file still refers to the same file.
 func isLinked(f *os.File) bool {
 	opened, err := f.Stat()
 	if err != nil {
@@ -178,8 +179,8 @@ func (d *runtimeDir) writePID() error {
 	return nil
 }
 
-// remove releases the name and removes the directory: the lock file last, while it is locked, and the base directory if
-// it is empty.
+// remove releases the name and removes the directory. It removes the lock file last, while it is locked, and the base
+// directory if it is empty.
 func (d *runtimeDir) remove() {
 	_ = d.removeContents()
 	_ = os.Remove(d.lock.Name())

@@ -23,12 +23,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
-// The agent's files, relative to its working directory, as Istio's agent defines them.
+// Paths of the agent's files, relative to its working directory. Istio's agent has the same paths.
 const (
 	meshConfigPath  = "etc/istio/config/mesh"
 	labelsPath      = "etc/istio/pod/labels"
 	annotationsPath = "etc/istio/pod/annotations"
-	// bootstrapPatchPath is the patch that EnvoyFilters apply to the bootstrap.
+	// bootstrapPatchPath is the file with the patch that EnvoyFilters specify for the bootstrap.
 	bootstrapPatchPath = "etc/istio/config/bootstrap.json"
 	tokenPath          = "var/run/secrets/tokens/istio-token"
 	rootCertPath       = "var/run/secrets/istio/root-cert.pem"
@@ -36,13 +36,13 @@ const (
 )
 
 const (
-	// tokenTTL is short, because other processes of this user can read the token file. The token is renewed after half
-	// of its lifetime.
+	// tokenTTL is short, because other processes of this user can read the token file. The mesh renews the token after
+	// half of its lifetime.
 	tokenTTL = time.Hour
 	// terminationDrain is the drain duration of a sidecar that is stopped while the mesh runs.
 	terminationDrain = time.Second
-	// preDrainDelay is how long a stopped sidecar still accepts connections. In this time a check at readyInterval
-	// detects the stop, and other proxies are updated.
+	// preDrainDelay is how long a stopped sidecar still accepts connections. In this time, a check at readyInterval
+	// detects the stop, and the other proxies receive the change.
 	preDrainDelay = 2 * readyInterval
 )
 
@@ -58,7 +58,7 @@ type sidecarFiles struct {
 	instance *topology.Instance
 	mesh     *meshconfig.MeshConfig
 	issuer   credentialIssuer
-	// roots contains the roots that were written last.
+	// roots contains the root certificates that were written last.
 	roots []byte
 }
 
@@ -89,8 +89,8 @@ func (s *sidecarFiles) write() error {
 	return s.renewToken()
 }
 
-// renewRoots writes the CA's roots if they changed. The agent reads them for every connection. Without the update, it
-// would not trust the control plane after its first root is retired.
+// renewRoots writes the CA's root certificates if they changed. The agent reads them for every connection. Without the
+// update, it would not trust the control plane any more after the first root certificate is retired.
 func (s *sidecarFiles) renewRoots() error {
 	roots := s.issuer.RootPEM()
 	if bytes.Equal(roots, s.roots) {
@@ -103,7 +103,7 @@ func (s *sidecarFiles) renewRoots() error {
 	return nil
 }
 
-// renewToken writes a new token. The agent reads it for every call.
+// renewToken writes a new token to the file. The agent reads the file for every call.
 func (s *sidecarFiles) renewToken() error {
 	w := s.instance.Workload
 	token, err := s.issuer.IssueToken(w.Namespace, w.ServiceAccount, tokenTTL)
@@ -113,7 +113,8 @@ func (s *sidecarFiles) renewToken() error {
 	return writeFile(filepath.Join(s.dir, tokenPath), []byte(token), 0o600)
 }
 
-// withProxyDefaults returns the user's mesh configuration with defaults for many proxies on one machine.
+// withProxyDefaults returns the user's mesh configuration, with defaults that are suitable for many proxies on one
+// machine.
 func withProxyDefaults(m *meshconfig.MeshConfig) *meshconfig.MeshConfig {
 	m = proto.Clone(m).(*meshconfig.MeshConfig)
 	if m.DefaultConfig == nil {
@@ -129,7 +130,7 @@ func withProxyDefaults(m *meshconfig.MeshConfig) *meshconfig.MeshConfig {
 	return m
 }
 
-// formatDownwardAPI formats a map like Kubernetes' downward API: one key="value" per line, sorted.
+// formatDownwardAPI formats a map as Kubernetes' downward API does: one key="value" per line, sorted.
 func formatDownwardAPI(m map[string]string) []byte {
 	var b strings.Builder
 	for _, k := range slices.Sorted(maps.Keys(m)) {
@@ -138,8 +139,8 @@ func formatDownwardAPI(m map[string]string) []byte {
 	return []byte(b.String())
 }
 
-// inheritedVariables are the variables that agents inherit from the mesh's environment. Others, such as a user's
-// ISTIO_META_ variables, could change an agent's behaviour.
+// inheritedVariables lists the variables that agents inherit from the mesh's environment. Other variables, such as a
+// user's ISTIO_META_ variables, could change the behaviour of an agent.
 var inheritedVariables = []string{"PATH", "HOME", "XDG_CACHE_HOME", "TMPDIR", "LANG", "TZ", "GODEBUG", "GOTRACEBACK", "GOCOVERDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"}
 
 // agentDir returns the working directory of an instance's agent.
@@ -174,8 +175,8 @@ func (m *Mesh) agentEnv(i *topology.Instance, at Attachment) ([]string, error) {
 		"CA_ADDR="+discovery,
 		"PROXY_CONFIG="+proxyConfig,
 		"ECC_SIGNATURE_ALGORITHM=ECDSA",
-		// With this setting the agent receives a new root when the root is announced, not only when the agent renews
-		// its certificate.
+		// With this setting, the agent receives a new root certificate as soon as it is announced, not only when the
+		// agent renews its certificate.
 		"PROXY_CONFIG_XDS_AGENT=true",
 		fmt.Sprintf("TOKEN_EXCHANGE_URL=https://%s:%d/token", m.placement.ControlPlane(), topology.TokenExchangePort),
 		"TOKEN_EXCHANGE_ROOT_CA="+rootCertPath,
@@ -194,7 +195,7 @@ func (m *Mesh) agentEnv(i *topology.Instance, at Attachment) ([]string, error) {
 	return append(env, at.AgentEnv...), nil
 }
 
-// proxyConfigEnv returns the variables from ProxyConfigs. The mesh's own variables override them.
+// proxyConfigEnv returns the variables that ProxyConfigs specify. The mesh's own variables override them.
 func (m *Mesh) proxyConfigEnv(i *topology.Instance) []string {
 	of := m.lookupProxyConfig(i).GetEnvironmentVariables()
 	var env []string
@@ -204,7 +205,7 @@ func (m *Mesh) proxyConfigEnv(i *topology.Instance) []string {
 	return env
 }
 
-// concurrencyArgs returns the arguments for the concurrency from ProxyConfigs, which overrides all other settings.
+// concurrencyArgs returns the arguments for the concurrency that ProxyConfigs specify. It overrides all other settings.
 func (m *Mesh) concurrencyArgs(i *topology.Instance) []string {
 	n := m.lookupProxyConfig(i).GetConcurrency()
 	switch {
@@ -254,7 +255,7 @@ func (m *Mesh) inheritedEnv() []string {
 	return env
 }
 
-// podPorts returns the workload's ports in the form of a pod's metadata, for Services with a named targetPort.
+// podPorts returns the workload's ports in the form of a pod's metadata. They are for Services with a named targetPort.
 func podPorts(w *topology.Workload) (string, error) {
 	type containerPort struct {
 		Name          string `json:"name"`
@@ -268,7 +269,8 @@ func podPorts(w *topology.Workload) (string, error) {
 	return string(out), err
 }
 
-// statsPrefixes are statistics that status and users read, in addition to the agent's default selection.
+// statsPrefixes are the prefixes of statistics that `pilotfish status` and users read, in addition to the agent's
+// default selection.
 var statsPrefixes = []string{"http.", "cluster.outbound", "cluster.inbound"}
 
 // proxyConfigJSON returns settings of this mesh in the form of Istio's PROXY_CONFIG, which overrides the mesh file.

@@ -8,14 +8,14 @@ import (
 	"path/filepath"
 )
 
-// The unix sockets with which the mesh controls an instance's proxy, in its agent's directory. Only the mesh's user and
-// root may connect.
+// The file names of the unix sockets with which the mesh controls an instance's proxy. They are in the agent's
+// directory. Only the mesh's user and root may connect.
 const (
 	controlSocketPath = "etc/istio/proxy/control"
 	adminSocketPath   = "etc/istio/proxy/admin/envoy.sock"
 )
 
-// The hosts in URLs that select these sockets.
+// Hosts in URLs. Each selects one of these sockets.
 const (
 	controlHost = "agent-control"
 	adminHost   = "envoy-admin"
@@ -24,8 +24,8 @@ const (
 // dialFunc connects to an address.
 type dialFunc func(ctx context.Context, network, address string) (net.Conn, error)
 
-// dialSockets returns a function that dials controlHost and adminHost at the sockets in an agent's directory, and other
-// hosts with dial.
+// dialSockets returns a function that dials. For controlHost and adminHost it connects to the sockets in an agent's
+// directory, and for other hosts it calls dial.
 func dialSockets(agentDir string, dial dialFunc) dialFunc {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		switch host, _, _ := net.SplitHostPort(address); host {
@@ -38,8 +38,8 @@ func dialSockets(agentDir string, dial dialFunc) dialFunc {
 	}
 }
 
-// dialSocket connects to a unix socket. If the path is too long for an address, it uses its directory's file
-// descriptor.
+// dialSocket connects to a unix socket. If the path is too long for a socket address, it uses a path through the file
+// descriptor of the socket's directory.
 func dialSocket(ctx context.Context, path string) (net.Conn, error) {
 	var dialer net.Dialer
 	if len(path) <= maxSocketPath {

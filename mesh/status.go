@@ -18,11 +18,12 @@ type Status struct {
 	RuntimeDir string    `json:"runtimeDir"`
 	StateDir   string    `json:"stateDir"`
 	Network    string    `json:"network"`
-	// Captured reports whether workloads have network namespaces whose traffic is redirected to their sidecars.
+	// Captured reports whether workloads have network namespaces and the kernel redirects their traffic to their
+	// sidecars.
 	Captured    bool   `json:"captured"`
 	TrustDomain string `json:"trustDomain"`
 	Envoy       string `json:"envoy"`
-	// EnvoyVersion is the version that this Envoy reports.
+	// EnvoyVersion is the version that the Envoy binary reports.
 	EnvoyVersion string             `json:"envoyVersion"`
 	Control      ControlPlaneStatus `json:"controlPlane"`
 	Instances    []InstanceStatus   `json:"workloads"`
@@ -32,7 +33,7 @@ type Status struct {
 type ControlPlaneStatus struct {
 	Running bool      `json:"running"`
 	Since   time.Time `json:"since"`
-	// Reason is why it is stopped or unhealthy.
+	// Reason is the reason why the control plane is stopped or unhealthy.
 	Reason  string `json:"reason,omitempty"`
 	Address string `json:"address"`
 	// Monitoring is the address of /metrics, for clients on this machine.
@@ -49,21 +50,21 @@ type InstanceStatus struct {
 	Namespace      string                `json:"namespace"`
 	Type           topology.WorkloadType `json:"type"`
 	ServiceAccount string                `json:"serviceAccount"`
-	// ProxyAddress is the address on which the sidecar listens (the instance's address in the mesh). AppAddress is that
-	// of the application.
+	// ProxyAddress is the address on which the sidecar listens (the instance's address in the mesh). AppAddress is the
+	// address on which the application listens.
 	ProxyAddress string   `json:"proxyAddress"`
 	AppAddress   string   `json:"appAddress,omitempty"`
 	Published    []string `json:"published,omitempty"`
 	Ready        bool     `json:"ready"`
-	// Reasons lists why it is not ready.
+	// Reasons lists the reasons why the instance is not ready.
 	Reasons []string `json:"reasons,omitempty"`
-	// App is nil for a gateway.
+	// App is the application's process; nil for a gateway.
 	App         *ProcessStatus     `json:"application,omitempty"`
 	Agent       ProcessStatus      `json:"agent"`
 	EnvoyPID    int                `json:"envoyPid,omitempty"`
 	Certificate *CertificateStatus `json:"certificate,omitempty"`
 	Config      ConfigStatus       `json:"config"`
-	// RequestsPerSecond is the rate of requests that the proxy served in the last few seconds.
+	// RequestsPerSecond is the rate of requests that the proxy has served in the last few seconds.
 	RequestsPerSecond float64 `json:"requestsPerSecond"`
 }
 
@@ -74,9 +75,9 @@ type ProcessState string
 const (
 	ProcessWaiting ProcessState = "waiting" // not started yet
 	ProcessRunning ProcessState = "running"
-	ProcessBackOff ProcessState = "back-off" // ended; will be restarted
-	ProcessEnded   ProcessState = "ended"    // ended, and its restart rule allows that
-	ProcessFailed  ProcessState = "failed"   // ended with a failure; will not be restarted
+	ProcessBackOff ProcessState = "back-off" // the process ended and will be restarted
+	ProcessEnded   ProcessState = "ended"    // the process ended, and its restart rule does not require a restart
+	ProcessFailed  ProcessState = "failed"   // the process ended with a failure and will not be restarted
 )
 
 // ProcessStatus is the status of one process of an instance.
@@ -120,7 +121,7 @@ type Rejection struct {
 	Time      time.Time `json:"time"`
 	Resources []string  `json:"resources,omitempty"`
 	Reason    string    `json:"reason"`
-	// From lists the documents from which the resources were built, the likeliest cause first.
+	// From lists the documents from which the rejected resources were built, the most likely cause first.
 	From []xds.SuspectDocument `json:"from,omitempty"`
 	// Remedy describes how to fix the cause, if it is known.
 	Remedy string `json:"remedy,omitempty"`

@@ -16,7 +16,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
-// statusTimeout is how long status waits for agents.
+// statusTimeout is how long Status waits for the responses of agents.
 const statusTimeout = time.Second
 
 // Status returns the current status of the mesh. It queries the agents, for at most one second.
@@ -105,7 +105,7 @@ func (m *Mesh) EnvoyPID(instance string) int {
 	return 0
 }
 
-// configStatus returns the control plane's status of an instance's proxy.
+// configStatus returns the configuration state of an instance's proxy according to the control plane.
 func configStatus(i *topology.Instance, clients []xds.ClientStatus, running bool) ConfigStatus {
 	mark := "~" + i.Proxy.String() + "~"
 	for n := len(clients) - 1; n >= 0; n-- {
@@ -153,7 +153,7 @@ func clientConfig(c xds.ClientStatus) ConfigStatus {
 
 func shortType(url string) string { return url[strings.LastIndexByte(url, '.')+1:] }
 
-// certificate requests from the agent the certificate that the agent serves to Envoy. It returns nil on failure.
+// certificate queries the agent for the certificate that it serves to Envoy. It returns nil if the query fails.
 func (r *instanceRunner) certificate(ctx context.Context) *CertificateStatus {
 	body, status, err := r.probe.get(ctx, controlHost, "/debug/certz")
 	if err != nil || status != 200 {
@@ -175,7 +175,7 @@ func (r *instanceRunner) certificate(ctx context.Context) *CertificateStatus {
 	return nil
 }
 
-// trafficInterval is how often the proxies' request counters are read.
+// trafficInterval is the interval at which the request counters of proxies are read.
 const trafficInterval = 3 * time.Second
 
 // rate computes a rate from samples of a counter.
@@ -228,8 +228,8 @@ func (r *instanceRunner) sample(ctx context.Context) {
 	r.mu.Unlock()
 }
 
-// trafficFilter returns a filter for counters of received requests: for a sidecar those to its application, for a
-// gateway those it forwarded.
+// trafficFilter returns a filter for the counters of received requests: for a sidecar, requests to its application; for
+// a gateway, requests that it forwarded.
 func (r *instanceRunner) trafficFilter() string {
 	if r.instance.Workload.Type == topology.Gateway {
 		return `^http%5C.outbound_.*%5C.downstream_rq_completed$`

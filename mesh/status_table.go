@@ -69,7 +69,7 @@ func (i InstanceStatus) writeRow(w io.Writer, now time.Time) {
 	mark, app := "✗", "-"
 	switch {
 	case i.Ready && i.Config.State == ConfigRejected:
-		mark = "!" // the proxy serves with its last accepted configuration
+		mark = "!" // the proxy serves, but with its last accepted configuration
 	case i.Ready:
 		mark = "✓"
 	}

@@ -20,13 +20,13 @@ type supervisedProcess struct {
 	rule     topology.RestartRule
 	// command returns the command for the next start.
 	command func() (command, error)
-	// remedy returns the remedy for an exit, or ""; nil: none.
+	// remedy returns the remedy for an exit, or "" if there is none. It may be nil.
 	remedy func(Exit) string
 	record *runRecord
 	events *eventStream
 	// changed receives a value after every start and exit.
 	changed chan<- struct{}
-	// kill is closed to kill stopping processes at once.
+	// kill is closed when stopping processes must be killed immediately.
 	kill <-chan struct{}
 
 	restarts chan struct{} // requests for a restart
@@ -42,7 +42,8 @@ func (s *supervisedProcess) snapshot() ProcessStatus {
 	return s.status
 }
 
-// run runs the process, and restarts it according to its rule, until ctx ends. The process has ended when it returns.
+// run runs the process until ctx ends. It restarts the process according to its rule. When run returns, the process has
+// ended.
 func (s *supervisedProcess) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		exit, requested := s.runOnce(ctx)
@@ -59,7 +60,7 @@ func (s *supervisedProcess) run(ctx context.Context) {
 	}
 }
 
-// runOnce runs the process until it ends. requested reports that it was stopped for a restart.
+// runOnce runs the process until it ends. requested reports whether it was stopped for a restart.
 func (s *supervisedProcess) runOnce(ctx context.Context) (exit Exit, requested bool) {
 	p, err := s.start()
 	if err != nil {
@@ -88,7 +89,7 @@ func (s *supervisedProcess) addRemedy(exit Exit) Exit {
 	return exit
 }
 
-// stopForRestart stops a process that is to be restarted, and kills it after defaultStopTimeout.
+// stopForRestart stops a process for a restart. It kills the process after defaultStopTimeout.
 func (s *supervisedProcess) stopForRestart(p *process) Exit {
 	late := make(chan struct{})
 	timer := time.AfterFunc(defaultStopTimeout, func() { close(late) })
@@ -117,7 +118,7 @@ func (s *supervisedProcess) start() (*process, error) {
 	return p, nil
 }
 
-// handleExit decides what follows the process's exit, waits for the backoff, and reports whether to restart the
+// handleExit determines what follows the process's exit. It waits for the backoff, and reports whether to restart the
 // process.
 func (s *supervisedProcess) handleExit(ctx context.Context, exit Exit, requested bool) bool {
 	s.mu.Lock()
@@ -168,7 +169,7 @@ func (s *supervisedProcess) shouldRestart(exit Exit) bool {
 	return true
 }
 
-// waitForRestart waits until a user requests a restart of a process that is not restarted automatically.
+// waitForRestart waits until a user requests a restart. It is called for a process that is not restarted automatically.
 func (s *supervisedProcess) waitForRestart(ctx context.Context) bool {
 	select {
 	case <-ctx.Done():
@@ -209,7 +210,7 @@ func (s *supervisedProcess) publish(kind EventKind, exit *Exit, message string) 
 }
 
 // How long an application without ports must run before it counts as ready, because no probe can check it. After an
-// unexpected exit it must run longer.
+// unexpected exit, it must run longer to count as ready.
 const (
 	steadyAfter     = time.Second
 	steadyAfterExit = 5 * time.Second

@@ -18,7 +18,7 @@ const (
 )
 
 // tcpForwarder forwards TCP connections between two networks. If one side closes a connection with FIN or RST, it
-// closes the other side in the same way, as far as it can detect this.
+// closes the other side in the same way, as far as it can detect which of the two it was.
 type tcpForwarder struct {
 	listener net.Listener
 	dial     func(ctx context.Context, from net.Conn) (net.Conn, error)
@@ -28,7 +28,7 @@ type tcpForwarder struct {
 	running  sync.WaitGroup
 }
 
-// newTCPForwarder serves the listener until the forwarder is closed.
+// newTCPForwarder returns a forwarder that serves the listener until the forwarder is closed.
 func newTCPForwarder(l net.Listener, dial func(ctx context.Context, from net.Conn) (net.Conn, error)) *tcpForwarder {
 	r := &tcpForwarder{listener: l, dial: dial, slots: make(chan struct{}, maxForwarded)}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
@@ -36,7 +36,7 @@ func newTCPForwarder(l net.Listener, dial func(ctx context.Context, from net.Con
 	return r
 }
 
-// close ends all connections, and waits for its goroutines.
+// close ends all connections, and waits for the forwarder's goroutines.
 func (r *tcpForwarder) close() error {
 	r.cancel()
 	err := r.listener.Close()
@@ -55,7 +55,7 @@ func (r *tcpForwarder) accept() {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // for instance out of file descriptors: retry when other connections may have ended
+		if err != nil { // for example out of file descriptors: retry, because other connections may end
 			<-r.slots
 			time.Sleep(10 * time.Millisecond)
 			continue
@@ -84,7 +84,8 @@ func (r *tcpForwarder) forward(from net.Conn) {
 	both.Wait()
 }
 
-// copyDirection copies one direction of a connection. The kernel copies the data without user space (splice).
+// copyDirection copies the data of one direction of a connection. The kernel copies the data without user space
+// (splice).
 func copyDirection(to, from net.Conn) {
 	if _, err := io.Copy(to, from); err != nil {
 		resetConn(to)

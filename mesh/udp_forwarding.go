@@ -8,11 +8,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
 )
 
-// udpPollInterval is how often the endpoints of services' UDP ports are polled.
+// udpPollInterval is the interval at which the endpoints of services' UDP ports are polled.
 const udpPollInterval = 200 * time.Millisecond
 
 // forwardUDP updates the UDP forwarding rules of every instance when the endpoints of services change, until ctx ends.
-// While the control plane is stopped, the last rules stay in force.
+// While the control plane is stopped, the last rules remain in effect.
 func (m *Mesh) forwardUDP(ctx context.Context) {
 	ticker := time.NewTicker(udpPollInterval)
 	defer ticker.Stop()
@@ -27,7 +27,7 @@ func (m *Mesh) forwardUDP(ctx context.Context) {
 	}
 }
 
-// udpState contains the ports in an instance's UDP rules, and the last error of an update.
+// udpState contains the ports in an instance's UDP rules, and the error of the last failed update.
 type udpState struct {
 	ports     []controlplane.DatagramPort
 	lastError string
@@ -71,7 +71,8 @@ func (m *Mesh) updateInstanceUDP(r *instanceRunner, state *udpState, ports []con
 	}
 }
 
-// udpPorts returns the UDP ports that a namespace sees, and false while the control plane is stopped.
+// udpPorts returns the UDP ports of services that are visible in a namespace. known is false while the control plane is
+// stopped.
 func (p *controlPlane) udpPorts(namespace string) ([]controlplane.DatagramPort, bool) {
 	p.mu.Lock()
 	server := p.server

@@ -15,7 +15,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/netns"
 )
 
-// udpTable is separate from the table of the redirection rules, which redirect no UDP except DNS.
+// udpTable is the nftables table of the UDP rules. The redirection rules have another table, and do not redirect UDP
+// except DNS.
 const udpTable = "pilotfish-datagrams"
 
 // dnsPort is not forwarded: the sidecar answers DNS queries to any address.
@@ -28,8 +29,8 @@ type udpForwarder struct {
 }
 
 // update installs DNAT rules from services' addresses to their endpoints in the workload's namespace, so that packets
-// have the workload's source address. The packets of one sender are sent to the same endpoint as long as that endpoint
-// exists.
+// have the workload's source address. All packets of one sender have the same endpoint as destination as long as that
+// endpoint exists.
 func (l *udpForwarder) update(ports []controlplane.DatagramPort) error {
 	if err := l.namespace.Nftables(func(c *nftables.Conn) { addDNATRules(c, ports) }); err != nil {
 		return err
@@ -60,7 +61,7 @@ func addDNATRules(c *nftables.Conn, ports []controlplane.DatagramPort) {
 	}
 }
 
-// dnatRule returns a rule that sends every oneIn-th new sender to an endpoint.
+// dnatRule returns a rule that redirects one in oneIn new flows, chosen at random, to an endpoint.
 func dnatRule(service, endpoint netip.AddrPort, oneIn uint32) []expr.Any {
 	family := uint32(unix.NFPROTO_IPV4)
 	if service.Addr().Is6() {
@@ -102,10 +103,11 @@ func deleteStaleFlows(n *netns.Namespace, before, ports []controlplane.DatagramP
 	return nil
 }
 
-// staleFlows matches UDP flows to services whose destination is not an endpoint: service → valid endpoints.
+// staleFlows matches UDP flows to services whose current destination is no valid endpoint. It maps services to their
+// valid endpoints.
 type staleFlows map[netip.AddrPort]map[netip.AddrPort]bool
 
-// MatchConntrackFlow reports whether to delete a flow.
+// MatchConntrackFlow reports whether a flow must be deleted.
 func (s staleFlows) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
 	if f.Forward.Protocol != unix.IPPROTO_UDP {
 		return false

@@ -19,23 +19,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Without root, a captured mesh runs in a user namespace. Its process stays in the machine's own network, with the
-// user's permissions, so that published ports and connections to outside work as for root. It owns the network
-// namespaces that it creates. The user namespace contains the user's own IDs and the proxies' group. The kernel grants
-// that group only to users with a range in /etc/subgid.
+// A captured mesh of a user other than root runs in a user namespace. Its process stays in the machine's own network,
+// with the user's permissions, so that published ports and connections to outside work as for root. The user namespace
+// owns the network namespaces that the process creates. It contains the user's own IDs and the proxies' group. The
+// kernel grants that group only to users with a range in /etc/subgid.
 
 // meshCapabilities are the capabilities of the mesh's process within its user namespace. Workloads have none of them.
 var meshCapabilities = []uintptr{
 	unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CAP_NET_BIND_SERVICE, unix.CAP_SETGID, unix.CAP_SETPCAP,
-	unix.CAP_SYS_PTRACE, // to read the environment of agents, which have another group, and find their run
+	unix.CAP_SYS_PTRACE, // to read the environment of agents, which have another group, and identify their run
 }
 
-// waitScript is a shell script that waits for a line before it runs a command, because the user namespace gets its
-// group mapping after its creation.
+// waitScript is a shell script that waits for a line and then runs a command. It waits because the group mapping of the
+// user namespace is written after the namespace was created.
 const waitScript = `read -r _ <&3 && exec "$@" 3<&-`
 
-// runInUserNamespace runs this program in a new user namespace until it ends. If a signal ended it, the status is 128
-// plus the signal's number.
+// runInUserNamespace runs this program in a new user namespace and waits for its end. If a signal ended it, the status
+// is 128 plus the signal's number.
 func runInUserNamespace() (status int, err error) {
 	self, err := ownExecutable()
 	if err != nil {
@@ -64,7 +64,7 @@ func runInUserNamespace() (status int, err error) {
 		return 0, fmt.Errorf("creating a user namespace: %w%s", err, namespaceRemedy(err))
 	}
 	if err := groups.write(cmd.Process.Pid); err != nil {
-		_ = w.Close() // ends the child process
+		_ = w.Close() // the child process ends when the pipe is closed
 		_ = cmd.Wait()
 		return 0, err
 	}
@@ -72,7 +72,8 @@ func runInUserNamespace() (status int, err error) {
 	return waitWithSignals(cmd, signals)
 }
 
-// userNamespaceCommand returns a command that starts in a user namespace and waits for a line from a file.
+// userNamespaceCommand returns a command that starts in a user namespace. The command waits for a line from the file
+// before it runs the program.
 func userNamespaceCommand(args []string, line *os.File) *exec.Cmd {
 	cmd := exec.Command("/bin/sh", append([]string{"-c", waitScript, "sh"}, args...)...) // #nosec G204 -- ourselves
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = os.Stdin, os.Stdout, os.Stderr, []*os.File{line}
@@ -80,8 +81,8 @@ func userNamespaceCommand(args []string, line *os.File) *exec.Cmd {
 		Cloneflags:  unix.CLONE_NEWUSER,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}},
 		AmbientCaps: meshCapabilities,
-		Pdeathsig:   syscall.SIGTERM, // for an orderly end
-		Setpgid:     true,            // receives the terminal's signals only from this process
+		Pdeathsig:   syscall.SIGTERM, // requests an orderly end
+		Setpgid:     true,            // the process receives the terminal's signals only from this process
 	}
 	return cmd
 }
@@ -156,7 +157,7 @@ func (m gidMapping) write(pid int) error {
 	return nil
 }
 
-// remedy returns a remedy if newgidmap cannot get the privileges that it needs.
+// remedy returns a remedy if newgidmap does not have the privileges that it needs.
 func (m gidMapping) remedy() string {
 	if kept, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0); err == nil && kept == 1 {
 		return ": this process cannot gain privileges (no_new_privs, which for example NoNewPrivileges= of systemd sets): start pilotfish without this restriction"

@@ -7,15 +7,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
 )
 
-// syncTimeout is how long the mesh, after all instances are ready, waits for every proxy to acknowledge its
-// configuration. After that the mesh counts as ready, and status shows the slow proxies.
+// syncTimeout limits how long the mesh waits, after all instances are ready, until every proxy has acknowledged its
+// configuration. After this time the mesh counts as ready, and its status shows the slow proxies.
 const (
 	syncTimeout  = 5 * time.Second
 	syncInterval = 10 * time.Millisecond
 )
 
-// waitSynced waits until all proxies know all ready instances. This takes slightly longer than the readiness of the
-// instances.
+// waitSynced waits until the configuration of all proxies contains all ready instances. That is slightly later than the
+// readiness of the instances.
 func (m *Mesh) waitSynced(ctx context.Context) error {
 	limit := time.NewTimer(syncTimeout)
 	defer limit.Stop()

@@ -27,7 +27,7 @@ const (
 	amber = "\x1b[33m"
 )
 
-// palette contains the colours of workloads; red is reserved for errors.
+// palette contains the colours of workloads. Red is not in it, because it is reserved for errors.
 var palette = []string{"\x1b[36m", "\x1b[35m", "\x1b[34m", "\x1b[32m", "\x1b[33m", "\x1b[96m", "\x1b[95m", "\x1b[94m", "\x1b[92m", "\x1b[93m"}
 
 // Printer writes events. It is not safe for concurrent use.
@@ -36,14 +36,14 @@ type Printer struct {
 	Verbose bool
 
 	out         io.Writer
-	stopping    bool // sidecars' logs during the stop are not printed
+	stopping    bool // while the mesh stops, sidecars' logs are not printed
 	colours     bool
-	width       int // of the name column
+	width       int // width of the name column
 	nameColours map[string]string
 }
 
-// New returns a printer. The printer escapes its output itself, so it writes around a termtext.Writer. The width of
-// the first column is that of the longest instance name.
+// New returns a printer. The printer escapes its output itself. If out is a termtext.Writer, the printer writes to the
+// underlying writer. The width of the first column is that of the longest name in names.
 func New(out io.Writer, colours bool, names ...string) *Printer {
 	p := &Printer{out: termtext.Raw(out), colours: colours, nameColours: map[string]string{}}
 	for _, name := range names {
@@ -59,7 +59,7 @@ func IsTerminal(out io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// Print writes one event. Log lines are printed only if logs is set; problems are always printed.
+// Print writes one event. It writes log lines only if logs is set, and always writes problems.
 func (p *Printer) Print(e mesh.Event, logs bool) {
 	if e.Dropped > 0 {
 		p.writeLine("", p.paint(dim, fmt.Sprintf("(%d lines of output dropped: the terminal was too slow)", e.Dropped)))
@@ -108,8 +108,8 @@ func (p *Printer) problem(e mesh.Event) {
 	p.writeLine("configuration", text)
 }
 
-// exit prints the exit of a process. If logs is false, it also prints the last output lines of the process, which were
-// not printed as logs.
+// exit prints the exit of a process. If logs is false, it also prints the last lines of the process's output, because
+// they were not printed before.
 func (p *Printer) exit(e mesh.Event, logs bool) {
 	mark := p.paint(amber, "!")
 	if e.Kind == mesh.Failed {
@@ -153,7 +153,7 @@ func (p *Printer) writeLine(name, text string) {
 	fmt.Fprintf(p.out, "%s %s\n", p.paint(p.colourOf(name), fmt.Sprintf("%-*s │", p.width, sanitize(name))), text)
 }
 
-// colourOf returns the colour of a name. Colours repeat after all have been used.
+// colourOf returns the colour for a name. When all colours have been used, they repeat.
 func (p *Printer) colourOf(name string) string {
 	if _, ok := p.nameColours[name]; !ok {
 		p.nameColours[name] = palette[len(p.nameColours)%len(palette)]
@@ -171,12 +171,12 @@ func (p *Printer) paint(colour, text string) string {
 	return colour + text + reset
 }
 
-// escape matches a complete control sequence, such as a colour. If only the escape character were removed, the rest
-// would be printed as text.
+// escape matches a complete control sequence, such as a colour. Without this expression, only the escape character
+// would be removed, and the terminal would show the rest as text.
 var escape = regexp.MustCompile("\x1b(\\[[0-9;?]*[ -/]*[@-~]|[^\\[])?")
 
-// sanitize returns a line that cannot control the terminal. It removes control sequences and escapes other unsafe
-// characters.
+// sanitize returns a line that cannot control the terminal. It removes control sequences, and escapes other characters
+// that a terminal may interpret.
 func sanitize(line string) string {
 	if strings.ContainsRune(line, '\x1b') {
 		line = escape.ReplaceAllString(line, "")

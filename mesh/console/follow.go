@@ -7,8 +7,8 @@ const maxBuffered = 2000
 
 // Follow prints events until the mesh has ended or done is closed. It buffers the output of the processes until all
 // workloads are ready, so that the user first sees the list of ready workloads. On a failure it prints the buffered
-// output at once, because it usually contains the cause. If ready is not nil, Follow calls it when all workloads are
-// ready, before it prints the buffered output.
+// output immediately, because that output usually contains the cause. If ready is not nil, Follow calls it when all
+// workloads are ready, before it prints the buffered output.
 func (p *Printer) Follow(events *mesh.Subscription, done <-chan struct{}, ready func(mesh.Event)) {
 	var held []mesh.Event
 	holding := true

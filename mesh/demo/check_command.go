@@ -13,12 +13,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo/check"
 )
 
-// outcome is the result of `pilotfish demo --check -o json`.
+// outcome is the JSON output of `pilotfish demo --check -o json`.
 type outcome struct {
 	OK      bool           `json:"ok"`
 	Seconds float64        `json:"seconds"`
 	Checks  []check.Result `json:"checks"`
-	// Logs is the directory with the output of all processes, written after a failed check or with --logs.
+	// Logs is the directory with the output of all processes. It is written after a failed check, or with --logs.
 	Logs string `json:"logs,omitempty"`
 }
 
@@ -43,7 +43,7 @@ func (o options) runCheck(ctx context.Context, out io.Writer) error {
 		WaitReady: s.WaitReady, Stop: s.stop,
 	}, report)
 	<-events.done
-	if len(events.events) == 0 && s.err != nil { // the mesh did not start; there are no results and no logs
+	if len(events.events) == 0 && s.err != nil { // the mesh did not start, so there are no results and no logs
 		return s.err
 	}
 	result := outcome{OK: true, Seconds: time.Since(start).Seconds(), Checks: results}

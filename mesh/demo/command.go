@@ -26,7 +26,7 @@ type options struct {
 	capture    mesh.CaptureFlags
 }
 
-// UsageError is an error of the command line, which the user must correct.
+// UsageError reports an invalid command line, which the user must correct.
 type UsageError struct{ error }
 
 // Unwrap returns the cause.

@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo/check"
 )
 
-// maxEvents is the maximum number of events in an eventLog, which drops the oldest events.
+// maxEvents is the maximum number of events in an eventLog. When it is reached, the oldest events are dropped.
 const maxEvents = 100_000
 
 // eventLog stores the events of a mesh in memory, and writes them on demand.

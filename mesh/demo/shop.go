@@ -25,7 +25,7 @@ type shop struct {
 
 	cancel context.CancelCauseFunc
 	done   chan struct{}
-	err    error // result of the mesh's Run; valid after done is closed
+	err    error // result of the mesh's Run; set when done is closed
 }
 
 // newShop reads the topology and prepares the mesh. It does not start any process.
@@ -138,7 +138,7 @@ func freePort() (port uint16, err error) {
 // url returns the shop's URL.
 func (s *shop) url() string { return "http://" + s.address.String() }
 
-// configDir returns the first configuration directory of the topology.
+// configDir returns the first configuration directory in the topology.
 func (s *shop) configDir() string {
 	if len(s.topology.Config) == 0 {
 		return ""
@@ -158,7 +158,7 @@ func (s *shop) start(ctx context.Context) {
 	}()
 }
 
-// explain adds a remedy to errors of the mesh that the user of the demo can fix.
+// explain adds remedies to those errors of the mesh that a user of the demo can fix.
 func (s *shop) explain(err error) error {
 	var running *mesh.AlreadyRunningError
 	var conflict *portowner.ConflictError
@@ -171,7 +171,7 @@ func (s *shop) explain(err error) error {
 	return err
 }
 
-// WaitReady waits until every workload is ready. If the mesh could not be started, it returns the error of the mesh's Run.
+// WaitReady waits until every workload is ready. If the mesh did not start, it returns the error of the mesh's Run.
 func (s *shop) WaitReady(ctx context.Context) error {
 	err := s.Mesh.WaitReady(ctx)
 	if !errors.Is(err, mesh.ErrEnded) {

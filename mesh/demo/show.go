@@ -68,7 +68,7 @@ func (s *shop) superviseEnd(ctx context.Context) error {
 	return err
 }
 
-// welcome prints the shop's URL, and examples of what the user can try.
+// welcome prints the shop's URL, and examples of what the user can do.
 func (s *shop) welcome(out io.Writer, p *console.Printer, took time.Duration) {
 	fmt.Fprintf(out, `
 The book shop is ready after %[1]s:  %[2]s

@@ -62,7 +62,7 @@ func (t *table) End(r check.Result) {
 	fmt.Fprintf(t.out, "%-*s  %s  %s\n", check.NameWidth(), r.Check, mark, fold(evidence, t.indent(), t.columns))
 }
 
-// fold wraps text between words at the specified number of columns (0: no wrapping).
+// fold wraps text between words so that a line has at most this number of columns. 0 disables wrapping.
 func fold(text string, indent, columns int) string {
 	room := columns - indent
 	if columns == 0 || room < 30 {

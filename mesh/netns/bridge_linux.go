@@ -13,14 +13,14 @@ import (
 // bridgeName is the name of the bridge in its namespace.
 const bridgeName = "mesh"
 
-// Bridge connects network namespaces. It has its own namespace for the bridge device; a veth pair connects each other
+// Bridge connects network namespaces. The bridge device is in a namespace of its own. A veth pair connects each other
 // namespace to it.
 type Bridge struct {
 	*Namespace
 	link netlink.Link
 }
 
-// NewBridge creates a namespace with a bridge that has the addresses.
+// NewBridge creates a namespace with a bridge that has these addresses.
 func NewBridge(addresses ...netip.Prefix) (*Bridge, error) {
 	n, err := New()
 	if err != nil {
@@ -28,8 +28,8 @@ func NewBridge(addresses ...netip.Prefix) (*Bridge, error) {
 	}
 	b := &Bridge{Namespace: n}
 	err = n.Netlink(func(h *netlink.Handle) error {
-		// Without a fixed MAC address the bridge uses the lowest MAC address of its ports. That address would change
-		// when ports are added or removed, while neighbours still have the old one in their ARP caches.
+		// Without a fixed MAC address the bridge uses the lowest MAC address of its ports. That address changes when
+		// ports are added or removed, but the ARP caches of neighbours still contain the old one.
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.HardwareAddr = bridgeName, net.HardwareAddr{0x02, 0x70, 0x66, 0, 0, 1}
 		if err := h.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
@@ -47,8 +47,8 @@ func NewBridge(addresses ...netip.Prefix) (*Bridge, error) {
 	return b, nil
 }
 
-// Connect connects a namespace to the bridge with a veth pair. The interface in the namespace has the name, the
-// addresses, and default routes through the gateways.
+// Connect connects a namespace to the bridge with a veth pair. In the namespace, it creates an interface with the name
+// and the addresses, and default routes through the gateways.
 func (b *Bridge) Connect(n *Namespace, name string, addresses []netip.Prefix, gateways []netip.Addr) error {
 	peer := fmt.Sprintf("port%d", n.FD())
 	err := b.Netlink(func(h *netlink.Handle) error {

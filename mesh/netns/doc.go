@@ -1,3 +1,3 @@
-// Package netns creates unnamed network namespaces. The kernel removes each namespace, with all links in it, when this
-// process and the processes in it have ended, even after SIGKILL.
+// Package netns creates unnamed network namespaces. When this process and the processes in a namespace have ended, even
+// by SIGKILL, the kernel removes the namespace with all links in it.
 package netns

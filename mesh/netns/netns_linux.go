@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Namespace is a network namespace. It exists until it is closed and contains no process. Its methods are safe for
-// concurrent use.
+// Namespace is a network namespace. It exists until Close was called and it contains no process. Its methods are safe
+// for concurrent use.
 type Namespace struct{ handle netns.NsHandle }
 
 // New creates a namespace with an active loopback interface. It needs CAP_SYS_ADMIN and CAP_NET_ADMIN.
@@ -51,10 +51,11 @@ func loopbackUp(h *netlink.Handle) error {
 // Close closes the namespace's file descriptor.
 func (n *Namespace) Close() error { return n.handle.Close() }
 
-// FD returns the namespace's file descriptor for system calls and netlink. The namespace owns it; Close closes it.
+// FD returns the namespace's file descriptor, for system calls and netlink. The caller must not close it, because Close
+// does.
 func (n *Namespace) FD() int { return int(n.handle) }
 
-// Do runs f on a thread in the namespace. Goroutines that f starts do not run there.
+// Do runs f on a thread in the namespace. Goroutines that f starts run outside of the namespace.
 func (n *Namespace) Do(f func() error) error {
 	var err error
 	onLockedThread(func() (clean bool) {
@@ -78,7 +79,8 @@ func (n *Namespace) runOnThread(f func() error) (back bool, err error) {
 	return netns.Set(home) == nil, err
 }
 
-// EnterThread moves the calling thread into the namespace permanently. The goroutine must be locked to it.
+// EnterThread moves the calling thread into the namespace permanently. The caller must have locked its goroutine to the
+// thread.
 func (n *Namespace) EnterThread() error {
 	if err := netns.Set(n.handle); err != nil {
 		return fmt.Errorf("entering a network namespace: %w", err)
@@ -86,11 +88,11 @@ func (n *Namespace) EnterThread() error {
 	return nil
 }
 
-// The namespace support of the netlink libraries cannot restore a thread that is not permitted to switch back, which
-// is the case for unprivileged users. So Do opens their sockets.
+// The netlink libraries can open sockets in a namespace themselves. However, they cannot restore a thread that is not
+// permitted to switch back, as for unprivileged users. The functions below therefore open the sockets with Do.
 
-// Netlink calls f with a netlink handle in the namespace. The handle supports the specified protocols, or all of them
-// if none is specified.
+// Netlink calls f with a netlink handle in the namespace. The handle supports these protocols, or all if there are none
+// in the argument list.
 func (n *Namespace) Netlink(f func(*netlink.Handle) error, protocols ...int) error {
 	var h *netlink.Handle
 	err := n.Do(func() (err error) {

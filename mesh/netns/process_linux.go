@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ProcessIsolation describes the files and privileges of a process that is started from a thread. Enter applies them
-// to the thread permanently, so the thread cannot be reused.
+// ProcessIsolation describes the files and privileges of a process. Enter applies them permanently to the thread that
+// then starts the process, so the thread cannot be used for other purposes.
 type ProcessIsolation struct {
-	// Files replaces files: path → replacement. Paths that do not exist are ignored.
+	// Files maps the paths of files to the files that replace them. Paths that do not exist are ignored.
 	Files map[string]string
-	// Hide lists directories that appear empty.
+	// Hide lists directories that appear empty to the process.
 	Hide []string
-	// Capabilities limits the capabilities of processes that the thread starts; nil: no limit.
+	// Capabilities limits the capabilities of processes that the thread starts; nil means no limit.
 	Capabilities []uintptr
 	// Group, if not 0, becomes the only group of the thread.
 	Group int
@@ -81,16 +81,16 @@ func bindMount(path, file string) error {
 	return nil
 }
 
-// LimitCapabilities removes all capabilities except the specified ones from the bounding set of the calling thread,
-// and clears its inheritable and ambient sets. Programs that the thread executes can then only get the specified ones.
-// The thread itself retains its own.
+// LimitCapabilities removes all capabilities except the allowed ones from the bounding set of the calling thread, and
+// clears its inheritable and ambient sets. Programs that the thread executes can then have only the allowed ones. The
+// thread itself retains its own.
 func LimitCapabilities(allowed ...uintptr) error {
 	for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
 		if slices.Contains(allowed, c) {
 			continue
 		}
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
-		if err != nil && !errors.Is(err, unix.EINVAL) { // this kernel does not have the capability
+		if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL means that this kernel does not have the capability
 			return fmt.Errorf("dropping capability %d: %w", c, err)
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OnThread runs f on a new thread and waits until f is done. The thread ends afterwards, so f may change any state of
+// OnThread runs f on a new thread and waits until f returns. The thread ends afterwards, so f may change any state of
 // the thread.
 func OnThread(f func()) {
 	onLockedThread(func() bool {
@@ -15,8 +15,9 @@ func OnThread(f func()) {
 	})
 }
 
-// onLockedThread runs f on a thread that no other goroutine uses meanwhile. The thread is reused only if f reports
-// that its state is unchanged. f never runs on the main thread, which cannot end and represents the process in /proc.
+// onLockedThread runs f on a thread that no other goroutine uses meanwhile. f returns whether the state of the thread
+// is unchanged. Otherwise the thread is not used again. f never runs on the main thread, because that thread cannot end
+// and represents the process in /proc.
 func onLockedThread(f func() (clean bool)) {
 	done := make(chan struct{})
 	go func() {

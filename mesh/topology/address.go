@@ -28,7 +28,7 @@ const (
 	TokenExchangePort = 15016
 )
 
-// Second octets of the networks from which a mesh chooses a free one.
+// The second octets of the networks that a mesh may choose if the topology specifies none.
 const (
 	FirstNetwork = 77
 	LastNetwork  = 126
@@ -37,7 +37,8 @@ const (
 // Instance is one replica of a workload, with its addresses.
 type Instance struct {
 	Name string
-	// Proxy is the address in the mesh on which the proxy listens. App is the address on which the application listens.
+	// Proxy is the address on which the proxy listens. Other workloads of the mesh connect to it. App is the address on
+	// which the application listens.
 	Proxy netip.Addr
 	App   netip.Addr
 	// Proxy6 is the proxy's IPv6 address. It is the zero Addr in a loopback network.
@@ -48,7 +49,7 @@ type Instance struct {
 	LocalAddr netip.Addr
 	// Captured reports whether the kernel redirects the application's traffic to the proxy.
 	Captured bool
-	// upstreamOctets are the first three octets of the listener addresses of TCP upstreams.
+	// upstreamOctets contains the first three octets of the addresses on which the proxy listens for TCP upstreams.
 	upstreamOctets [3]byte
 }
 
@@ -63,9 +64,9 @@ func ControlPlaneAddress(network netip.Prefix) netip.Addr {
 	return netip.AddrFrom4([4]byte{b[0], b[1], 0, 1})
 }
 
-// AssignAddresses returns an instance for every replica of every workload: 127.N.i.1 is the proxy, 127.N.i.2 the
-// application, and 127.N.i.16 and following are its TCP upstreams. i follows the order of the file, so addresses do not
-// change from run to run.
+// AssignAddresses returns an instance for every replica of every workload: 127.N.i.1 is the proxy, 127.N.i.2 is the
+// application, and 127.N.i.16 and the following addresses are its TCP upstreams. i follows the order of the file, so
+// the addresses are the same in each run.
 func AssignAddresses(t *Topology, network netip.Prefix) []*Instance {
 	var out []*Instance
 	b := network.Addr().As4()
@@ -108,8 +109,8 @@ func (i *Instance) UpstreamAddress(n int) netip.AddrPort {
 	return netip.AddrPortFrom(addr, i.Workload.Upstreams[n].Port)
 }
 
-// upstreamTarget returns the address that the application calls for the n-th TCP upstream: the sidecar's listener, or
-// the upstream's host name when traffic is captured.
+// upstreamTarget returns the address that the application uses for the n-th TCP upstream: that of the sidecar's
+// listener, or the upstream's host name if traffic is captured.
 func (i *Instance) upstreamTarget(n int) string {
 	if u := i.Workload.Upstreams[n]; i.Captured {
 		return net.JoinHostPort(u.Host, strconv.Itoa(int(u.Port)))

@@ -6,8 +6,8 @@ import (
 )
 
 // defaultCapabilities are the capabilities of applications in a mesh with redirection. They are the defaults of
-// container runtimes without NET_RAW, which could send packets past the redirection, and without MKNOD, which could
-// open any device.
+// container runtimes without NET_RAW, which permits packets that bypass the redirection, and without MKNOD, which
+// permits access to any device.
 var defaultCapabilities = []string{
 	"CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP", "NET_BIND_SERVICE", "SYS_CHROOT", "AUDIT_WRITE", "SETFCAP",
 }
@@ -31,7 +31,7 @@ func (w *Workload) Capabilities() []uintptr {
 	return numbers
 }
 
-// capabilities reads names of capabilities, such as NET_RAW or CAP_NET_RAW.
+// capabilities reads the names of capabilities. Both NET_RAW and CAP_NET_RAW are valid.
 func (v value) capabilities(into *[]string) {
 	for _, item := range v.list() {
 		var name string

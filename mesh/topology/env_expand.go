@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// upstreamPrefix is the prefix of environment variables that hold an upstream's address.
+// upstreamPrefix is the prefix of environment variables that contain an upstream's address.
 const upstreamPrefix = "UPSTREAM_"
 
 var variablePattern = regexp.MustCompile(`\$\$\{|\$\{[^}]*\}`)
@@ -29,7 +29,7 @@ func ExpandVariables(text string, variables map[string]string) (string, error) {
 	return expanded, unknown
 }
 
-// variableNames returns the variables that a workload's command and environment may use.
+// variableNames returns the names of the variables that a workload's command and environment may use.
 func (w *Workload) variableNames() []string {
 	names := []string{"NAME", "WORKLOAD", "NAMESPACE", "SERVICE_ACCOUNT", "APP_ADDRESS", "PROXY_ADDRESS", "HTTP_PROXY", "DNS_ADDRESS", "PORT"}
 	for _, p := range w.Ports {
@@ -66,7 +66,7 @@ func (i *Instance) Variables(topologyDir, self string) map[string]string {
 
 func portVariable(name string) string { return "PORT_" + variableSuffix(name) }
 
-// Variable returns the name of the environment variable that holds the upstream's address.
+// Variable returns the name of the environment variable that contains the upstream's address.
 func (u Upstream) Variable() string {
 	name := u.Name
 	if name == "" {

@@ -25,8 +25,9 @@ func (v value) meshConfig(t *Topology) {
 	v.message(t.Mesh)
 }
 
-// checkMesh reads the mesh configuration from its own file, if there is one, and reports values that proxies would
-// reject. The control plane itself reports fields without effect in that file, because it watches the file.
+// checkMesh reads the mesh configuration from its own file, if there is one. It reports values that proxies would
+// reject. It does not report fields without effect in that file, because the control plane watches the file and reports
+// them.
 func (t *Topology) checkMesh(doc *document) {
 	at := t.spec.field("mesh")
 	at.doc = doc
@@ -106,8 +107,8 @@ func (p pair) checkField(parent proto.Message) bool {
 	return true
 }
 
-// checkMessageField checks a field whose value is a message. The caller checks well-known types, which have a special
-// JSON form, as a whole.
+// checkMessageField checks a field whose value is a message. It does not support well-known types, because they have a
+// special JSON form.
 func (v value) checkMessageField(parent protoreflect.Message, field protoreflect.FieldDescriptor) {
 	if strings.HasPrefix(string(field.Message().FullName()), "google.protobuf.") {
 		return
@@ -150,8 +151,8 @@ func (v value) json() ([]byte, error) {
 	return json.Marshal(plain)
 }
 
-// protoErrorPrefix matches the prefix of protobuf's errors: the position in the JSON form, which the user does not
-// know. The protobuf library deliberately varies the space between normal and non-breaking.
+// protoErrorPrefix matches the prefix of protobuf's errors. It contains a position in the JSON form, which the user
+// does not see. The protobuf library deliberately varies between a normal and a non-breaking space.
 var protoErrorPrefix = regexp.MustCompile(`^(proto:[\s\x{a0}]*)?(syntax error[\s\x{a0}]*)?(\(line \d+:\d+\): ?)?`)
 
 func protoMessage(err error) string {

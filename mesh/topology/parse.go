@@ -19,8 +19,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// maxTopologySize is far above the size of any real topology. It prevents the parser from spending minutes on a wrong
-// file.
+// maxTopologySize is far larger than any real topology. Without it, the parser could spend minutes on a wrong file.
 const maxTopologySize = 4 << 20
 
 // InvalidError lists all problems of a topology file.
@@ -78,8 +77,8 @@ func parseTopology(file string, data []byte) (*document, *Topology, error) {
 	return doc, t, nil
 }
 
-// checkRest runs more checks, and drops their problems at positions that already have one. The field there could not be
-// read, so further problems would be misleading.
+// checkRest runs more checks. It drops problems that they report at a position that already has one: the field at that
+// position could not be read, so further problems would be misleading.
 func (d *document) checkRest(check func()) {
 	before := len(d.problems)
 	known := map[config.Position]bool{}
@@ -199,7 +198,7 @@ func (v value) configPaths(t *Topology) {
 	}
 }
 
-// filePath reads a path, relative to the topology file's directory; empty when there is none.
+// filePath reads a path relative to the topology file's directory. It returns "" if there is none.
 func (v value) filePath(t *Topology) string {
 	var path string
 	v.string(&path)
@@ -213,7 +212,7 @@ func (v value) filePath(t *Topology) string {
 	return path
 }
 
-// fileReference is a path in the topology, with its position.
+// fileReference is a path in the topology file, with its position.
 type fileReference struct {
 	value
 	file string

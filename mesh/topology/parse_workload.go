@@ -55,7 +55,7 @@ func (v value) workload() *Workload {
 	return w
 }
 
-// checkType reports fields that do not apply to the workload's type, which would be ignored otherwise.
+// checkType reports fields that have no effect for the workload's type.
 func (v value) checkType(w *Workload, present map[string]bool) {
 	if w.Type != Gateway {
 		v.require(present, "command", `command: ["/path/to/program", "argument"]`)
@@ -78,7 +78,8 @@ func (v value) label(into *string, longest int) {
 	*into = s
 }
 
-// maxNameLength limits a mesh's name, which is part of a socket path that the kernel limits to 107 bytes.
+// maxNameLength is the maximum length of a mesh's name. The name is part of a socket path, which the kernel limits to
+// 107 bytes.
 const maxNameLength = 40
 
 func (v value) meshName(into *string) { v.label(into, maxNameLength) }
@@ -153,7 +154,7 @@ func (v value) protocol(into *string) {
 	}
 }
 
-// publish reads a port of 127.0.0.1, or an address with a port.
+// publish reads a port of 127.0.0.1, or an address with a port, at which a gateway's port is published.
 func (v value) publish(into *netip.AddrPort) {
 	if v.node.Kind == yaml.ScalarNode && v.node.ShortTag() == "!!int" {
 		var port uint16

@@ -8,8 +8,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// Registry returns the registry as it would be with all workloads ready, to analyze documents without running the mesh.
-// The addresses are from a range reserved for benchmarks (RFC 2544).
+// Registry returns the registry as it would be if all workloads were ready. It is used to analyze documents without
+// running the mesh. The addresses are from a range reserved for benchmarks (RFC 2544).
 func (t *Topology) Registry() config.Store {
 	store := config.NewMemoryStore()
 	n := 0
@@ -22,8 +22,8 @@ func (t *Topology) Registry() config.Store {
 	return store
 }
 
-// tlsModeLabel marks workloads whose proxy accepts the mesh's mutual TLS. Without the label, a service account implies
-// it.
+// tlsModeLabel marks workloads whose proxy accepts the mesh's mutual TLS. If the label is missing, a workload with a
+// service account is treated as marked.
 const tlsModeLabel = "security.istio.io/tlsMode"
 
 // RegistryEntry returns one instance of the workload as a registry document.

@@ -18,26 +18,26 @@ const (
 	Kind       = "Mesh"
 )
 
-// Topology is a parsed topology file with defaults. docs/topology.md describes the fields.
+// Topology is a parsed topology file, with defaults for missing fields. docs/topology.md describes the fields.
 type Topology struct {
-	// File is the file it was read from. Relative paths in it are relative to the file's directory.
+	// File is the path of the topology file. Relative paths in the file are relative to its directory.
 	File string
 	Name string
 	// Config lists the files and directories of Istio and Kubernetes documents, absolute or relative to the working
 	// directory.
 	Config []string
-	// Network is the /16 of loopback addresses that the mesh uses; the zero Prefix selects the first free one.
+	// Network is the /16 of loopback addresses for the mesh. The zero Prefix selects the first free one.
 	Network     netip.Prefix
 	TrustDomain string
-	// Mesh is Istio's mesh configuration; never nil. If it is in a file, MeshFile, it has that file's contents at load
-	// time.
+	// Mesh is Istio's mesh configuration; never nil. If it is in a separate file, MeshFile, Mesh has the content of
+	// that file when the topology was loaded.
 	Mesh     *meshconfig.MeshConfig
 	MeshFile string
-	// MeshProblems lists fields of Mesh without effect, if Mesh is in the topology file itself.
+	// MeshProblems lists fields of Mesh without effect. It is used only if Mesh is in the topology file itself.
 	MeshProblems []config.Problem
 	Workloads    []*Workload
 
-	// fileRefs are the paths in the file, to report missing ones.
+	// fileRefs contains the paths in the file, with positions for reports of missing files.
 	fileRefs []fileReference
 	spec     value
 }
@@ -52,7 +52,7 @@ const (
 	Gateway WorkloadType = "gateway"
 )
 
-// RestartRule determines when an ended application is restarted.
+// RestartRule determines in which cases an application is restarted after it has ended.
 type RestartRule string
 
 // Restart rules of an application. A sidecar is always restarted.
@@ -71,7 +71,7 @@ type Workload struct {
 	Annotations    map[string]string
 	ServiceAccount string
 	Ports          []Port
-	// Command is the argument list before the expansion of variables; empty for a gateway.
+	// Command is the argument list before variables are expanded; empty for a gateway.
 	Command    []string
 	Env        map[string]string
 	WorkingDir string
@@ -81,7 +81,7 @@ type Workload struct {
 	Restart         RestartRule
 	Upstreams       []Upstream
 	Readiness       Readiness
-	// StartupTimeout is how long an instance may start before it is reported as late.
+	// StartupTimeout is the time after which an instance that is not ready is reported as late.
 	StartupTimeout time.Duration
 	// At is the workload's position in the file.
 	At config.Position
@@ -89,27 +89,28 @@ type Workload struct {
 	source value
 }
 
-// Port is a port that the application (or the gateway's proxy) listens on.
+// Port is a port on which the application, or the gateway's proxy, listens.
 type Port struct {
 	Name     string
 	Port     uint16
 	Protocol string
-	// Publish is the address on this machine at which a gateway's port is published; the zero AddrPort publishes
-	// nothing.
+	// Publish is the address on this machine at which a gateway's port is published. The zero AddrPort means that it is
+	// not published.
 	Publish netip.AddrPort
 }
 
-// Upstream is a TCP service that the application reaches at its own address.
+// Upstream is a TCP service for which the application has a separate address.
 type Upstream struct {
 	Name string
 	Host string
 	Port uint16
 }
 
-// Readiness determines when the application is ready. With an empty Path: when the port accepts a connection.
+// Readiness determines when the application is ready. If Path is empty, it is ready when the port accepts a connection.
 type Readiness struct {
 	Path string
-	// Port is 0 for the workload's first port. A workload without ports is ready when it runs.
+	// Port is the port of the probe. 0 selects the workload's first port. A workload without ports is ready when it
+	// runs.
 	Port uint16
 }
 
@@ -147,7 +148,7 @@ func (w *Workload) instanceName(replica int) string {
 	return fmt.Sprintf("%s-%d", w.Name, replica)
 }
 
-// FirstPort returns the value of ${PORT}, or 0 without ports.
+// FirstPort returns the value of ${PORT}, or 0 if the workload has no ports.
 func (w *Workload) FirstPort() uint16 {
 	if len(w.Ports) == 0 {
 		return 0
@@ -155,7 +156,7 @@ func (w *Workload) FirstPort() uint16 {
 	return w.Ports[0].Port
 }
 
-// Rename changes the mesh's name, so that it can run in parallel with one of the file's name.
+// Rename changes the mesh's name, so that it can run at the same time as the mesh with the name in the file.
 func (t *Topology) Rename(name string) error {
 	if !dnsLabel.MatchString(name) || len(name) > maxNameLength {
 		return fmt.Errorf("%q is not a name for a mesh: use lower-case letters, digits and dashes, %d characters at most", name, maxNameLength)

@@ -10,8 +10,8 @@ import (
 	meshconfig "istio.io/api/mesh/v1alpha1"
 )
 
-// maxInstances and maxUpstreams follow from the address plan: an instance uses one third octet, an upstream one fourth
-// octet.
+// maxInstances and maxUpstreams result from the address plan: each instance needs one value of the third octet, and
+// each upstream one value of the fourth octet.
 const (
 	maxInstances = 254
 	maxUpstreams = 200
@@ -22,7 +22,7 @@ const DefaultTrustDomain = "cluster.local"
 
 const defaultStartupTimeout = 30 * time.Second
 
-// reservedPorts are ports on which a proxy listens in addition to the workload's ports.
+// reservedPorts contains the ports on which a proxy listens in addition to the workload's ports.
 var reservedPorts = map[uint16]string{
 	adminPort: "Envoy's admin interface", StatusPort: "the agent's status", ReadinessPort: "Envoy's readiness",
 	PrometheusPort: "Envoy's metrics", HTTPProxyPort: "the sidecar's HTTP proxy",
@@ -43,7 +43,7 @@ func (v value) network(into *netip.Prefix) {
 	*into = p
 }
 
-// validate checks rules about several fields. Some fields may be missing because of problems.
+// validate checks rules that concern several fields. Some fields may be missing because of problems.
 func (t *Topology) validate() {
 	names := map[string]*Workload{}
 	total := 0
@@ -176,7 +176,7 @@ func (t *Topology) validateTrustDomain() {
 	}
 }
 
-// fillDefaults sets the defaults of missing fields.
+// fillDefaults sets missing fields to their defaults.
 func (t *Topology) fillDefaults() {
 	if t.TrustDomain == "" {
 		t.TrustDomain = t.Mesh.GetTrustDomain()

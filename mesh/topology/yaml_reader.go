@@ -14,11 +14,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
-// maxDepth is the maximum nesting depth. It stops at aliases that contain themselves.
+// maxDepth is the maximum nesting depth. It ends the parsing of an alias that contains itself.
 const maxDepth = 64
 
-// document parses a YAML document strictly. Unexpected contents are recorded as problems with positions, and parsing
-// continues, so that the author sees all problems at once.
+// document parses a YAML document strictly. It records unexpected content as problems with positions and continues, so
+// that the author sees all problems at once.
 type document struct {
 	file     string
 	problems []config.Problem
@@ -66,7 +66,7 @@ func (v value) child(n *yaml.Node, path string) value {
 	return value{doc: v.doc, node: n, path: path, depth: v.depth + 1}
 }
 
-// isNull reports whether the field is empty, which counts as missing.
+// isNull reports whether the field is empty. An empty field counts as missing.
 func (v value) isNull() bool { return v.node.Kind == yaml.ScalarNode && v.node.Tag == "!!null" }
 
 // kindName returns the YAML type of the value for messages.
@@ -88,7 +88,8 @@ func (v value) kindName() string {
 	return "a string"
 }
 
-// hasProblems reports whether a problem was recorded for one of the mapping's fields, so that its value is unreliable.
+// hasProblems reports whether a problem was recorded for one of the mapping's fields. The value of this field is then
+// unreliable.
 func (v value) hasProblems(field string) bool {
 	path := v.join(field)
 	return slices.ContainsFunc(v.doc.problems, func(p config.Problem) bool {
@@ -97,7 +98,7 @@ func (v value) hasProblems(field string) bool {
 	})
 }
 
-// pair is one field of a mapping; key is its name's node.
+// pair is one field of a mapping. key is the node with the field's name.
 type pair struct {
 	name string
 	key  value
@@ -155,7 +156,8 @@ func (v value) object(fields map[string]func(value)) map[string]bool {
 	return present
 }
 
-// lookup returns a field of a mapping that was already read, and whether it is present and not empty.
+// lookup returns a field of a mapping that was already read. It also returns whether the field is present and not
+// empty.
 func (v value) lookup(name string) (value, bool) {
 	for i := 0; v.node.Kind == yaml.MappingNode && i+1 < len(v.node.Content); i += 2 {
 		if v.node.Content[i].Value == name {
@@ -166,7 +168,7 @@ func (v value) lookup(name string) (value, bool) {
 	return v, false
 }
 
-// field returns a mapping's field for a problem, or the mapping if the field is missing.
+// field returns a mapping's field, so that a problem has its position. If the field is missing, it returns the mapping.
 func (v value) field(name string) value {
 	field, _ := v.lookup(name)
 	return field
@@ -188,7 +190,7 @@ func (v value) entries(field string) []pair {
 	return nil
 }
 
-// fieldRemedy suggests the field that was probably meant, or lists the known ones.
+// fieldRemedy suggests the field name that the author probably meant, or lists the known names.
 func fieldRemedy(name string, fields map[string]func(value)) string {
 	known := make([]string, 0, len(fields))
 	for f := range fields {

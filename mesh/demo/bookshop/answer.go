@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// Answer is the JSON response of every service of the shop. It identifies the service, and contains what the service
-// observed.
+// Answer is the JSON response of every service of the shop. It contains the name of the service and data that the
+// service observed.
 type Answer struct {
 	Service  string `json:"service"`
 	Version  string `json:"version"`
 	Instance string `json:"instance"`
-	// Caller is the client's SPIFFE ID, as authenticated by the sidecar; empty if the client is unknown.
+	// Caller is the SPIFFE ID of the client, as authenticated by the sidecar. It is empty if the client is unknown.
 	Caller string `json:"caller,omitempty"`
 	// User is the x-user header, which the services propagate.
 	User string `json:"user,omitempty"`
@@ -22,10 +22,10 @@ type Answer struct {
 	Stars   string         `json:"stars,omitempty"` // colour of the stars; empty if this version shows none
 	Ratings map[string]int `json:"ratings,omitempty"`
 
-	// Method and Headers are those of the request; only /echo sets them.
+	// Method and Headers are those of the request. Only /echo sets them.
 	Method  string              `json:"method,omitempty"`
 	Headers map[string][]string `json:"headers,omitempty"`
-	// Counters maps counter names to counts; only /counters sets it.
+	// Counters maps the names of counters to their values. Only /counters sets it.
 	Counters map[string]int64 `json:"counters,omitempty"`
 
 	Upstreams []Call `json:"upstreams,omitempty"`
@@ -41,7 +41,7 @@ type Call struct {
 	Answer *Answer `json:"answer,omitempty"`
 }
 
-// OK reports whether the upstream responded successfully.
+// OK reports whether the call was successful.
 func (c Call) OK() bool { return c.Status == http.StatusOK && c.Answer != nil }
 
 // Upstream returns the call to the upstream with this name, or nil if there was none.
@@ -66,8 +66,8 @@ type Book struct {
 	Blurb     string `json:"blurb"`
 }
 
-// Review is one review in the response of the reviews service. Its stars are from ratings, if the version of reviews calls
-// ratings.
+// Review is one review in the response of the reviews service. If this version of reviews calls ratings, the review
+// contains the stars from there.
 type Review struct {
 	Reviewer string `json:"reviewer"`
 	Text     string `json:"text"`

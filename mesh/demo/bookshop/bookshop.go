@@ -1,6 +1,6 @@
-// Package bookshop implements the services of the demo's book shop. Each service calls its upstreams by their plain names,
-// and its responses contain what it observed: the caller's identity, and the results of the upstream calls. The services do
-// not depend on the mesh; without captured traffic, they call upstreams through an HTTP proxy, the sidecar's.
+// Package bookshop implements the services of the demo's book shop. Each service calls its upstreams by their plain
+// names, and its responses contain what it observed: the caller's identity, and the results of the upstream calls. The
+// services do not depend on the mesh. If traffic is not captured, they call upstreams through the sidecar's HTTP proxy.
 package bookshop
 
 import (
@@ -24,13 +24,13 @@ type Config struct {
 	Service, Version, Instance string
 	// Listen is the listen address as host:port.
 	Listen string
-	// Proxy is the HTTP proxy for requests to upstreams; nil: direct requests.
+	// Proxy is the HTTP proxy for requests to upstreams; nil selects direct requests.
 	Proxy *url.URL
 	// Log receives a line for each request; nil disables the log.
 	Log *log.Logger
 }
 
-// services maps each service to the function that adds its paths.
+// services maps the name of each service to the function that adds its paths.
 var services = map[string]func(*Server, *http.ServeMux){
 	"page":    (*Server).routePage,
 	"details": (*Server).routeDetails,
@@ -125,7 +125,7 @@ func (s *Server) observe(next *http.ServeMux) http.Handler {
 }
 
 // counterName returns the name of the counter for requests that match a mux pattern: the pattern's path, or "other" for
-// requests without a pattern. Counting patterns instead of paths limits the number of counters.
+// requests without a pattern. The number of patterns is limited, whereas clients could request any number of paths.
 func counterName(pattern string) string {
 	if pattern == "" {
 		return "other"

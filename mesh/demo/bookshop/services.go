@@ -20,7 +20,8 @@ var ratings = map[string]int{"Ned": 3, "Conseil": 5}
 // starColours maps a version of reviews to the colour of its stars. Version v1 shows no stars and does not call ratings.
 var starColours = map[string]string{"v2": "black", "v3": "red"}
 
-// routePage adds the path of the page service, the only one for browsers. It calls details and reviews concurrently.
+// routePage adds the path of the page service, which is the only service for browsers. It calls details and reviews
+// concurrently.
 func (s *Server) routePage(mux *http.ServeMux) {
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
 		a := s.newAnswer(r)
@@ -78,8 +79,8 @@ func (s *Server) routeRatings(mux *http.ServeMux) {
 	})
 }
 
-// routeCrawler adds the path of the crawler service, which has limited access to the others. /visit calls the same
-// services as the page, and reports which of them allowed the call.
+// routeCrawler adds the path of the crawler service, which may call only some services. /visit calls the same services
+// as the page, and reports which of them allowed the call.
 func (s *Server) routeCrawler(mux *http.ServeMux) {
 	mux.HandleFunc("GET /visit", func(w http.ResponseWriter, r *http.Request) {
 		a := s.newAnswer(r)

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// maxSlow is the maximum delay of /slow. It prevents that a mistyped number blocks a connection for hours.
+// maxSlow is the maximum delay of /slow. Without it, a mistyped number could block a connection for hours.
 const maxSlow = time.Minute
 
 // routeTests adds the test paths that every service has.

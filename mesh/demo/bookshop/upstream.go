@@ -72,9 +72,10 @@ func (s *Server) fetch(ctx context.Context, address string, from http.Header) (i
 	return decode(response.StatusCode, body)
 }
 
-// decode parses the body of a response as an Answer. If the body is not an Answer, as in a sidecar's "upstream request
-// timeout", decode returns an error with the body's text. If it is an Answer with another status than 200, decode returns
-// both the Answer and an error. An upstream sends 502 if its own call failed and the request has the header x-strict.
+// decode parses the body of a response as an Answer. If the body is not an Answer, decode returns an error with the
+// body's text, for example a sidecar's "upstream request timeout". If it is an Answer and the status is not 200, decode
+// returns both the Answer and an error. An upstream sends 502 if its own call failed and the request has the header
+// x-strict.
 func decode(status int, body []byte) (int, *Answer, error) {
 	var answer Answer
 	if err := json.Unmarshal(body, &answer); err != nil || answer.Service == "" {

@@ -31,11 +31,11 @@ type Target struct {
 	ConfigDir string
 	// WaitReady waits until every workload is ready. Stop stops the mesh and waits until it has ended.
 	WaitReady, Stop func(context.Context) error
-	// Folders lists directories of the shop that must not exist after the mesh has stopped.
+	// Folders lists the shop's directories. They must not exist after the mesh has stopped.
 	Folders []string
 
 	started  time.Time
-	startErr error // why the mesh did not start
+	startErr error // the reason why the mesh did not start
 	clients  map[string]*client
 }
 

@@ -37,7 +37,7 @@ type reply struct {
 	Body   string
 	Answer *bookshop.Answer // nil if the body is not a response of the shop
 	Took   time.Duration
-	// Resent is the number of times that Go's HTTP client resent the request because its connection broke.
+	// number of times that Go's HTTP client sent the request again, because its connection broke
 	Resent int
 }
 
@@ -59,7 +59,7 @@ func (t *Target) clientOf(ctx context.Context, workload string) (*client, error)
 	return t.client(workload, proxy, t.dialFrom(workload)), nil
 }
 
-// directClient returns a client in the workload's network that bypasses the sidecar.
+// directClient returns a client that is in the workload's network but bypasses the sidecar.
 func (t *Target) directClient(workload string) *client {
 	return t.client("a client without a sidecar in the network of "+workload, nil, t.dialFrom(workload))
 }
@@ -130,7 +130,7 @@ func (c *client) get(ctx context.Context, address string, h headers) (reply, err
 	return r, nil
 }
 
-// expect sends a GET request. It returns an error unless the response has the specified status and, for status 200,
+// expect sends a GET request. It returns an error unless the response has the expected status and, if that is 200,
 // contains an Answer of the shop.
 func (c *client) expect(ctx context.Context, status int, address string, h headers) (reply, error) {
 	r, err := c.get(ctx, address, h)
@@ -143,8 +143,8 @@ func (c *client) expect(ctx context.Context, status int, address string, h heade
 	return r, nil
 }
 
-// getMany sends n requests, at most parallel of them at the same time, and returns the replies. A request without a
-// response has a reply with status 0.
+// getMany sends n requests and returns the replies. At most parallel requests are active at the same time. If there is
+// no response to a request, its reply has status 0.
 func (c *client) getMany(ctx context.Context, n, parallel int, address string, h headers) []reply {
 	replies := make([]reply, n)
 	var next atomic.Int64
@@ -168,7 +168,7 @@ func (c *client) getMany(ctx context.Context, n, parallel int, address string, h
 	return replies
 }
 
-// tally returns, for each key that keyOf returns, the number of replies with this key.
+// tally counts the replies by the key that keyOf returns.
 func tally[K comparable](replies []reply, keyOf func(reply) K) map[K]int {
 	counts := map[K]int{}
 	for _, r := range replies {
@@ -177,7 +177,7 @@ func tally[K comparable](replies []reply, keyOf func(reply) K) map[K]int {
 	return counts
 }
 
-// failures returns the replies with another status than the specified one.
+// failures returns the replies whose status is not the expected one.
 func failures(replies []reply, status int) []reply {
 	var bad []reply
 	for _, r := range replies {

@@ -90,7 +90,7 @@ func retryHidesFault(ctx context.Context, t *Target) (string, error) {
 	return evidence, nil
 }
 
-// counter returns a counter of a workload's application. It queries the application without the mesh.
+// counter returns a counter of a workload's application. The query does not use the mesh.
 func (t *Target) counter(ctx context.Context, workload, name string) (int64, error) {
 	i, err := t.instance(ctx, workload)
 	if err != nil {

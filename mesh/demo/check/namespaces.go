@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// otherNamespaces returns the network namespaces that this process holds open, or that contain one of the processes in
-// members. It omits the namespace of this process.
+// otherNamespaces returns the network namespaces of which this process has an open file descriptor, and those that
+// contain a process in members. It omits the namespace of this process.
 func otherNamespaces(members []process) []string {
 	own, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {
@@ -24,8 +24,7 @@ func otherNamespaces(members []process) []string {
 	return found
 }
 
-// namespaceLinks returns the paths of the links in /proc to the namespaces that this process holds open, and to those of
-// the processes in members.
+// namespaceLinks returns the paths of links in /proc to the same namespaces.
 func namespaceLinks(members []process) []string {
 	links, _ := filepath.Glob("/proc/self/fd/*")
 	for _, p := range members {

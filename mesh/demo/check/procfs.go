@@ -50,7 +50,8 @@ func (p process) isAlive() bool {
 	return err == nil && now.start == p.start
 }
 
-// descendants returns the known processes, and all descendants of root and of the known processes. It omits root itself.
+// descendants returns the processes in known that still exist, and all descendants of these and of root. It omits root
+// itself.
 func descendants(root int, known []int) ([]process, error) {
 	all, err := processes()
 	if err != nil {

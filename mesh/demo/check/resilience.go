@@ -43,8 +43,8 @@ func envoyKilled(ctx context.Context, t *Target) (string, error) {
 		workload, i.EnvoyPID, now.EnvoyPID, round(back.Sub(killed)), pages, without), nil
 }
 
-// pagesUntilBack requests pages until they contain details again and a new Envoy process serves details. back is the time
-// since which all pages contain details, pages the number of requests, and without the number of pages without details.
+// pagesUntilBack requests pages until they contain details again and a new Envoy process serves details. All pages
+// since back contain details. pages is the number of requests, and without is the number of pages without details.
 func (t *Target) pagesUntilBack(ctx context.Context, workload string, oldPID int) (back time.Time, pages, without int, err error) {
 	for {
 		r, err := t.outsideClient().expect(ctx, http.StatusOK, t.Gateway+"/", nil)
@@ -159,8 +159,8 @@ type backgroundLoad struct {
 	first         string // description of the first failure
 }
 
-// loadPace is the pause between two requests of a worker: short enough to detect an interruption of milliseconds, and
-// long enough to leave CPU time to the mesh.
+// loadPace is the pause between two requests of a worker. It is short enough to detect an interruption of milliseconds,
+// and long enough to leave CPU time for the mesh.
 const (
 	loadWorkers = 4
 	loadPace    = 10 * time.Millisecond
@@ -172,7 +172,7 @@ func startLoad(ctx context.Context, c *client, url string, h headers) *backgroun
 	for range loadWorkers {
 		l.workers.Go(func() {
 			for pause(ctx, loadPace) == nil {
-				// stop does not cancel a started request, which would otherwise count as a failure.
+				// Do not cancel a started request when stop is called, because it would count as a failure.
 				r, err := c.get(context.WithoutCancel(ctx), url, h)
 				l.count(r, err)
 			}
@@ -181,7 +181,8 @@ func startLoad(ctx context.Context, c *client, url string, h headers) *backgroun
 	return l
 }
 
-// count counts a request. A request also counts as failed if Go's HTTP client had to resend it after its connection broke.
+// count counts a request. A request that Go's HTTP client sent again because its connection broke also counts as
+// failed.
 func (l *backgroundLoad) count(r reply, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -42,8 +42,8 @@ func strictMutualTLS(ctx context.Context, t *Target) (string, error) {
 	return fmt.Sprintf("%d of %d inbound ports refused plaintext (%s) and TLS without a client certificate (%s)", ports, ports, plain, bare), nil
 }
 
-// describeRefusal returns how the server refused the connection. It returns an error if the server did not refuse it: it
-// responded, it did not respond in time, or no process listens on the port.
+// describeRefusal describes how the server refused the connection. It returns an error if the server did not refuse it:
+// the server responded, it did not respond in time, or no process listens on the port.
 func describeRefusal(answer string, err error) (string, error) {
 	switch {
 	case err == nil:
@@ -83,9 +83,9 @@ func (t *Target) probeTLS(ctx context.Context, address string) (string, error) {
 	return firstLine(secure)
 }
 
-// firstLine sends an HTTP request and returns the first line of the response. With TLS 1.3, the server reports a missing
-// certificate only after the handshake, so that this function returns the error. It reads even if the write failed, because
-// the server may have sent the reason before.
+// firstLine sends an HTTP request and returns the first line of the response. With TLS 1.3, the server reports a
+// missing certificate only after the handshake, so this function returns that error. It reads even if the write failed,
+// because the server may have sent the reason before.
 func firstLine(conn net.Conn) (string, error) {
 	_ = conn.SetDeadline(time.Now().Add(3 * time.Second))
 	_, writeErr := fmt.Fprint(conn, "GET /healthz HTTP/1.1\r\nHost: reviews\r\nConnection: close\r\n\r\n")

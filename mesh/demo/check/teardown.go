@@ -42,7 +42,7 @@ func (f *footprint) countNamespaces() string {
 	return fmt.Sprintf(" and %d network namespaces", len(f.namespaces))
 }
 
-// waitRemoved waits up to two seconds for the kernel to release resources, and reports those that remain.
+// waitRemoved waits up to two seconds for the kernel to release resources, and reports resources that still exist.
 func (f *footprint) waitRemoved(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -57,7 +57,7 @@ func (f *footprint) waitRemoved(ctx context.Context) error {
 	}
 }
 
-// footprint lists the resources that a running mesh uses on this machine.
+// footprint lists the resources of this machine that a running mesh uses.
 type footprint struct {
 	processes []process
 	network   netip.Prefix
@@ -133,8 +133,8 @@ func (f *footprint) remaining() ([]string, error) {
 	return left, nil
 }
 
-// ownsSocket reports whether a unix socket belongs to this mesh. Its sockets are in its directories, except the one that
-// reserves its network.
+// ownsSocket reports whether a unix socket belongs to this mesh. The mesh's sockets are in its directories, except the
+// socket that reserves its network.
 func (f *footprint) ownsSocket(socket string) bool {
 	if f.network.IsValid() && socket == "@pilotfish/"+f.network.Addr().String() {
 		return true

@@ -69,9 +69,10 @@ func pageInstances(page *bookshop.Answer) ([]string, error) {
 	return names, nil
 }
 
-// weights checks the versions of reviews in 1,000 responses. The count of a version may differ from its expected value by
-// five standard deviations. With correct weights, that fails in fewer than one of 100,000 runs. A weight that is wrong by
-// 15 percentage points or more is practically always detected; ignored or swapped weights are wrong by more.
+// weights checks the versions of reviews in 1,000 responses. The count of a version may differ from its expected value
+// by five standard deviations. With correct weights, the check fails in fewer than one of 100,000 runs. It practically
+// always detects a weight that is wrong by 15 percentage points or more. Ignored or swapped weights are wrong by more
+// than that.
 func weights(ctx context.Context, t *Target) (string, error) {
 	page, err := t.clientOf(ctx, "page-v1")
 	if err != nil {
@@ -104,7 +105,8 @@ func compareShares(counts map[string]int, n int, want []share) (string, error) {
 	return evidence, nil
 }
 
-// tolerance returns the expected number of n requests with probability part, and five standard deviations of that number.
+// tolerance returns the expected number of n requests if each has probability part, and five standard deviations of
+// that number.
 func tolerance(n int, part float64) (expected, within float64) {
 	return float64(n) * part, 5 * math.Sqrt(float64(n)*part*(1-part))
 }
