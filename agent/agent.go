@@ -42,6 +42,8 @@ type Options struct {
 	ShortenShutdown <-chan struct{}
 	// Started is the start time of the process, from which the startup duration metric is computed.
 	Started time.Time
+	// OnFirstReady, if set, is called when the agent is ready for the first time.
+	OnFirstReady func()
 }
 
 // Agent is the agent of one proxy. New creates it. Run may be called once.

@@ -52,6 +52,7 @@ func (a *Agent) newStatusServer(components []component, certificates *sds.Server
 		Registerer:   a.metrics,
 		AppProbes:    status.AppProbes(a.Config.AppProbes),
 		Started:      a.Started,
+		OnFirstReady: a.OnFirstReady,
 		CheckCaller:  a.checkCaller,
 		Drain:        a.handleDrain,
 		Quit:         a.requests.quit.set,

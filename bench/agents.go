@@ -111,12 +111,14 @@ func (b *bench) compareAgents(ctx context.Context, services int) error {
 	runs := map[string][]agentRun{}
 	for round := range b.turns + 1 {
 		for _, kind := range kinds {
-			run, err := b.runAgent(ctx, kind, mesh, roots)
+			warmUp := round == 0 // of the caches of the file system and of istiod
+			run, err := b.runAgent(ctx, kind, mesh, roots, warmUp)
 			if err != nil {
 				return fmt.Errorf("%s: %w", kind.name, err)
 			}
-			if round > 0 { // the first round warms the caches of the file system and of istiod
+			if !warmUp {
 				runs[kind.name] = append(runs[kind.name], run)
+				fmt.Fprintf(os.Stderr, "  %s: turn %d of %d\n", kind.name, round, b.turns)
 			}
 		}
 	}
@@ -156,8 +158,8 @@ func printAgents(services, turns int, kinds []agentKind, runs map[string][]agent
 	}
 }
 
-// runAgent starts an agent in a new directory, as in a new container, and measures it.
-func (b *bench) runAgent(ctx context.Context, kind agentKind, mesh *planeMesh, roots []byte) (run agentRun, err error) {
+// runAgent starts an agent in a new directory, as in a new container, and measures it. With startOnly, it makes no edits.
+func (b *bench) runAgent(ctx context.Context, kind agentKind, mesh *planeMesh, roots []byte, startOnly bool) (run agentRun, err error) {
 	dir, err := os.MkdirTemp(b.dir, "pod")
 	if err != nil {
 		return run, err
@@ -182,14 +184,14 @@ func (b *bench) runAgent(ctx context.Context, kind agentKind, mesh *planeMesh, r
 		return run, err
 	}
 	defer endAgent(cmd)
-	if err := run.measure(ctx, cmd.Process.Pid, began, mesh); err != nil {
+	if err := run.measure(ctx, cmd.Process.Pid, began, mesh, startOnly); err != nil {
 		text, _ := os.ReadFile(log.Name())
 		return run, fmt.Errorf("%w\n%s", err, text[max(0, len(text)-maxPrintedLog):])
 	}
 	return run, nil
 }
 
-func (run *agentRun) measure(ctx context.Context, pid int, began time.Time, mesh *planeMesh) error {
+func (run *agentRun) measure(ctx context.Context, pid int, began time.Time, mesh *planeMesh, startOnly bool) error {
 	peak := watchMemory(pid)
 	ready, err := awaitOK(ctx, "http://127.0.0.1:15021/healthz/ready")
 	if err != nil {
@@ -199,6 +201,9 @@ func (run *agentRun) measure(ctx context.Context, pid int, began time.Time, mesh
 	run.start = ready.Sub(began)
 	pause(ctx, 3*time.Second) // until the configuration is saved
 	run.loadRSS, run.loadAnon = peak()
+	if startOnly {
+		return nil
+	}
 	if run.endpointCPU, err = editsOf(ctx, pid, "/clusters", mesh.editEndpoint); err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -56,6 +57,7 @@ func (b *bench) relay(ctx context.Context) error {
 	if err := m.large(ctx, "the same until a client that does not decode it has received all of it", m.toClient); err != nil {
 		return err
 	}
+	m.ready = true
 	return m.updates(ctx)
 }
 
@@ -80,6 +82,8 @@ type relayBench struct {
 	plane *plane
 	certs string
 	ways  []string
+	// ready: the relay runs as in an agent that was ready before the measurement.
+	ready bool
 }
 
 // way is one way to the control plane: a direct connection, or the socket of a running relay process.
@@ -103,7 +107,7 @@ func (m *relayBench) open(name string) (*way, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(self, "-relay", strings.Join([]string{name, socket, m.plane.address, filepath.Join(m.certs, "root.pem")}, ","))
+	cmd := exec.Command(self, "-relay", strings.Join([]string{name, socket, m.plane.address, filepath.Join(m.certs, "root.pem"), strconv.FormatBool(m.ready)}, ","))
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
@@ -359,6 +363,7 @@ func (b *bench) relayEdits(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	m.ready = true
 	fmt.Printf("CPU of the relay for each of %d edits, %d a second, medians of %d in turn\n", editsPerRun, editPace, m.rounds)
 	for _, edit := range []struct {
 		name, typeURL string

@@ -15,20 +15,25 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/processors"
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
 
-// relayAs runs a relay in this process, whose costs the parent process measures. spec is kind,socket,address,roots: the kind
-// of relay, its socket, the control plane's address, and the file with root certificates. The kinds are "pilotfish", which
+// relayAs runs a relay in this process, whose costs the parent process measures. spec is kind,socket,address,roots,ready:
+// the kind of relay, its socket, the control plane's address, the file with root certificates, and whether the relay
+// runs as in an agent that is ready. The kinds are "pilotfish", which
 // stores the last accepted configuration as the agent does, "unkept", which does not store it, and "naive".
 func relayAs(ctx context.Context, spec string) error {
 	parts := strings.Split(spec, ",")
-	if len(parts) != 4 {
-		return fmt.Errorf("-relay %q: want kind,socket,address,roots", spec)
+	if len(parts) != 5 {
+		return fmt.Errorf("-relay %q: want kind,socket,address,roots,ready", spec)
 	}
 	kind, socket, address, roots := parts[0], parts[1], parts[2], parts[3]
 	if kind == "naive" {
 		return naiveRelay(ctx, socket, address, roots)
+	}
+	if parts[4] == "true" {
+		processors.Limit()
 	}
 	config := xdsproxy.Config{
 		Socket: socket, Upstreams: []string{address}, Server: xdsproxy.Server{TLS: xdsproxy.TLS{RootFile: roots}},

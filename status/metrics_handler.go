@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/exposition"
+	"github.com/pilotfish-mesh/pilotfish/internal/processors"
 )
 
 const (
@@ -98,6 +99,7 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer done()
+	defer processors.UseAll()() // the sources are read, merged and compressed in parallel
 	kit := s.buffers.get()
 	sc := s.begin(ctx, r, took, kit)
 	defer sc.close()

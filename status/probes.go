@@ -68,10 +68,19 @@ func (s *stateTimes) record(part string, ok bool, now time.Time) time.Time {
 // Readiness runs all checks, like a request to /healthz/ready.
 func (s *Server) Readiness() Report {
 	report := s.report("", s.Checks)
-	if report.Ready && s.ready.CompareAndSwap(false, true) && !s.Started.IsZero() {
-		s.metrics.startup.Set(time.Since(s.Started).Seconds())
+	if report.Ready && s.ready.CompareAndSwap(false, true) {
+		s.onFirstReady()
 	}
 	return report
+}
+
+func (s *Server) onFirstReady() {
+	if !s.Started.IsZero() {
+		s.metrics.startup.Set(time.Since(s.Started).Seconds())
+	}
+	if s.OnFirstReady != nil {
+		s.OnFirstReady()
+	}
 }
 
 func (s *Server) report(kind string, checks []Check) Report {

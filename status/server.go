@@ -41,6 +41,8 @@ type Config struct {
 	AppProbes AppProbes
 	// Started is when the agent started. The startup metric measures from it to the first readiness.
 	Started time.Time
+	// OnFirstReady, if set, is called when all checks pass for the first time.
+	OnFirstReady func()
 	// NoProfiles disables /debug/pprof/.
 	NoProfiles bool
 	// CheckCaller returns an error for a local TCP connection that must not use admin requests and debug pages. Its

@@ -20,6 +20,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/agent/logging"
 	"github.com/pilotfish-mesh/pilotfish/internal/cgroup"
+	"github.com/pilotfish-mesh/pilotfish/internal/processors"
 	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
@@ -173,7 +174,7 @@ func runAgent(ctx context.Context, c *config.Config, logger *logging.Log, starte
 	a, err := agent.New(agent.Options{
 		Config: c, Logger: logger.Logger, Log: logger, Started: started,
 		ShortenShutdown: signals.shorten, Drain: signals.drain,
-		EnvoyOutput: logger.WriteEnvoyLine,
+		EnvoyOutput: logger.WriteEnvoyLine, OnFirstReady: limitProcessors,
 	})
 	if err != nil {
 		return err
@@ -189,6 +190,9 @@ func runAgent(ctx context.Context, c *config.Config, logger *logging.Log, starte
 	}
 	return err
 }
+
+// limitProcessors limits the agent to one processor once the start, which has parallel work, is over.
+func limitProcessors() { processors.Limit() }
 
 // commandLineWarnings returns a warning for each argument and flag without an effect.
 func commandLineWarnings(cmd *cobra.Command, args []string) []string {

@@ -75,7 +75,7 @@ func (o *proxyOptions) run(cmd *cobra.Command, args, argv []string, timeout time
 	}
 	defer log.Close()
 	a, err := agent.New(agent.Options{Config: c, Logger: log.Logger, Log: log, Started: started,
-		EnvoyOutput: log.WriteEnvoyLine})
+		EnvoyOutput: log.WriteEnvoyLine, OnFirstReady: limitProcessors})
 	if err != nil {
 		return err
 	}
