@@ -66,10 +66,6 @@ func (w *writer) number(kind uint16, n uint32) {
 	binary.BigEndian.PutUint32(w.attribute(kind, 4), n)
 }
 
-func (w *writer) number64(kind uint16, n uint64) {
-	binary.BigEndian.PutUint64(w.attribute(kind, 8), n)
-}
-
 func text(kind uint16, s string) []byte {
 	w := writer{out: make([]byte, 0, 32)}
 	w.text(kind, s)

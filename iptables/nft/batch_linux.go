@@ -168,8 +168,8 @@ func (b *batch) fill(rules *iptables.RuleSet, c iptables.Chain) error {
 	if proto := nfproto(rules.Families); c.Hook != "" && proto != 0 {
 		b.body.restart()
 		b.body.load(expr.MetaKeyNFPROTO)
-		b.body.cmp(expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{proto}})
-		b.body.verdict(expr.Verdict{Kind: expr.VerdictAccept})
+		b.body.addExpression(&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{proto}})
+		b.body.addExpression(&expr.Verdict{Kind: expr.VerdictAccept})
 		b.append(name, familiesID)
 	}
 	for _, r := range c.Rules {
@@ -207,7 +207,7 @@ func (b *batch) expressions(table iptables.Table, r iptables.Rule, v iptables.Ve
 	if err := c.match(r.Match); err != nil {
 		return err
 	}
-	c.counter(expr.Counter{}) // shown to users by nft list table inet pilotfish
+	c.addExpression(&expr.Counter{}) // shown to users by nft list table inet pilotfish
 	if err := c.addVerdict(table, v, r.Match); err != nil {
 		return err
 	}

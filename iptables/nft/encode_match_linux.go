@@ -30,11 +30,11 @@ type conditions struct {
 
 // compare adds a comparison of register 1 with the data. If it does not hold, the kernel skips the rest of the rule.
 func (c *conditions) compare(op expr.CmpOp, data []byte) {
-	c.cmp(expr.Cmp{Op: op, Register: 1, Data: data})
+	c.addExpression(&expr.Cmp{Op: op, Register: 1, Data: data})
 }
 
 // load adds an expression that loads packet metadata into register 1.
-func (w *writer) load(key expr.MetaKey) { w.meta(expr.Meta{Key: key, Register: 1}) }
+func (w *writer) load(key expr.MetaKey) { w.addExpression(&expr.Meta{Key: key, Register: 1}) }
 
 func equal(not bool) expr.CmpOp {
 	if not {
@@ -158,7 +158,7 @@ func (c *conditions) addresses(m iptables.Match) {
 		if prefixes[0].Addr().Is6() {
 			p.Offset, p.Len = v6, 16
 		}
-		c.payload(p)
+		c.addExpression(&p)
 	}
 	if len(m.Source) > 0 {
 		load(m.Source, 12, 8)
@@ -172,7 +172,7 @@ func (c *conditions) addresses(m iptables.Match) {
 
 func (c *conditions) ports(m iptables.Match) {
 	load := func(offset uint32) {
-		c.payload(expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2})
+		c.addExpression(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2})
 	}
 	if len(m.SourcePorts) > 0 {
 		load(0)

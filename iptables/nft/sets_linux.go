@@ -79,7 +79,7 @@ func (c *conditions) matchList(l list) {
 	case l.values[0].isSingle():
 		c.compare(op, l.values[0].first)
 	default:
-		c.encodeRange(expr.Range{Op: op, Register: 1, FromData: l.values[0].first, ToData: l.values[0].last})
+		c.addExpression(&expr.Range{Op: op, Register: 1, FromData: l.values[0].first, ToData: l.values[0].last})
 	}
 }
 
@@ -182,7 +182,9 @@ func (b *batch) elements(all []kernelElement) {
 // element adds a set element: the first value of an interval, or its end, which is the first value after the interval.
 func (b *batch) element(e kernelElement) {
 	at := b.nest(unix.NFTA_LIST_ELEM)
-	b.value(unix.NFTA_SET_ELEM_KEY, e.value)
+	key := b.nest(unix.NFTA_SET_ELEM_KEY)
+	b.bytes(unix.NFTA_DATA_VALUE, e.value)
+	b.close(key)
 	if e.end {
 		b.number(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
 	}

@@ -15,13 +15,13 @@ import (
 func (w *writer) addVerdict(table iptables.Table, v iptables.Verdict, m iptables.Match) error {
 	switch v.Action {
 	case iptables.Return:
-		w.verdict(expr.Verdict{Kind: expr.VerdictReturn})
+		w.addExpression(&expr.Verdict{Kind: expr.VerdictReturn})
 	case iptables.Accept:
-		w.verdict(expr.Verdict{Kind: expr.VerdictAccept})
+		w.addExpression(&expr.Verdict{Kind: expr.VerdictAccept})
 	case iptables.Drop:
-		w.verdict(expr.Verdict{Kind: expr.VerdictDrop})
+		w.addExpression(&expr.Verdict{Kind: expr.VerdictDrop})
 	case iptables.Jump:
-		w.verdict(expr.Verdict{Kind: expr.VerdictJump, Chain: jumpName(table, v.Chain)})
+		w.addExpression(&expr.Verdict{Kind: expr.VerdictJump, Chain: jumpName(table, v.Chain)})
 	case iptables.Redirect, iptables.TransparentProxy:
 		return w.capture(v, m)
 	case iptables.Reject:
@@ -33,7 +33,7 @@ func (w *writer) addVerdict(table iptables.Table, v iptables.Verdict, m iptables
 		w.addExpression(&expr.Ct{Key: expr.CtKeyMARK, Register: 1, SourceRegister: true})
 	case iptables.RestoreMark:
 		w.addExpression(&expr.Ct{Key: expr.CtKeyMARK, Register: 1})
-		w.meta(expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true})
+		w.addExpression(&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true})
 	case iptables.Zone:
 		w.loadData(binary.NativeEndian.AppendUint16(nil, v.ZoneID))
 		w.addExpression(&expr.Ct{Key: expr.CtKeyZONE, Register: 1, SourceRegister: true})
@@ -44,7 +44,7 @@ func (w *writer) addVerdict(table iptables.Table, v iptables.Verdict, m iptables
 }
 
 // loadData adds an expression that loads the data into register 1.
-func (w *writer) loadData(data []byte) { w.immediate(expr.Immediate{Register: 1, Data: data}) }
+func (w *writer) loadData(data []byte) { w.addExpression(&expr.Immediate{Register: 1, Data: data}) }
 
 func (w *writer) capture(v iptables.Verdict, m iptables.Match) error {
 	if m.Protocol == iptables.AnyProtocol {
@@ -54,12 +54,12 @@ func (w *writer) capture(v iptables.Verdict, m iptables.Match) error {
 	binary.BigEndian.PutUint16(port[:], v.Port)
 	w.loadData(port[:])
 	if v.Action == iptables.Redirect {
-		w.redirect()
+		w.addExpression(&expr.Redir{RegisterProtoMin: 1})
 		return nil
 	}
 	w.addExpression(&expr.TProxy{RegPort: 1})
 	w.setMark(v.Mark)
-	w.verdict(expr.Verdict{Kind: expr.VerdictAccept})
+	w.addExpression(&expr.Verdict{Kind: expr.VerdictAccept})
 	return nil
 }
 
@@ -85,5 +85,5 @@ func (w *writer) setMark(m iptables.Mark) {
 		w.load(expr.MetaKeyMARK)
 		w.addExpression(masked(^m.Mask, m.Value&m.Mask))
 	}
-	w.meta(expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true})
+	w.addExpression(&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true})
 }
