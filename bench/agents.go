@@ -204,18 +204,18 @@ func (run *agentRun) measure(ctx context.Context, pid int, began time.Time, mesh
 	if startOnly {
 		return nil
 	}
-	if run.endpointCPU, err = editsOf(ctx, pid, "/clusters", mesh.editEndpoint); err != nil {
+	if run.endpointCPU, err = editsOf(ctx, pid, endpointsPage, mesh.editEndpoint); err != nil {
 		return err
 	}
 	peak = watchMemory(pid)
-	run.routeCPU, err = editsOf(ctx, pid, "/config_dump?resource=dynamic_route_configs", mesh.editRoutes)
+	run.routeCPU, err = editsOf(ctx, pid, routesPage, mesh.editRoutes)
 	run.routeRSS, run.routeAnon = peak()
 	return err
 }
 
 // editsOf makes the edits, each as soon as Envoy has applied the previous one, and returns the CPU time of the process.
-// page is the page of Envoy's admin interface that shows the edits.
-func editsOf(ctx context.Context, pid int, page string, edit func() planeEdit) (time.Duration, error) {
+// page returns the page of Envoy's admin interface that shows an edit.
+func editsOf(ctx context.Context, pid int, page func(planeEdit) string, edit func() planeEdit) (time.Duration, error) {
 	cpu, err := cpuOf(pid)
 	if err != nil {
 		return 0, err
@@ -225,7 +225,7 @@ func editsOf(ctx context.Context, pid int, page string, edit func() planeEdit) (
 		if _, err := e.apply(); err != nil {
 			return 0, err
 		}
-		if err := awaitText(ctx, "http://127.0.0.1:15000"+page, e.sign.Text); err != nil {
+		if err := awaitText(ctx, "http://127.0.0.1:15000"+page(e), e.sign.Text); err != nil {
 			return 0, err
 		}
 	}
@@ -233,6 +233,13 @@ func editsOf(ctx context.Context, pid int, page string, edit func() planeEdit) (
 	spent, err := cpuOf(pid)
 	return spent - cpu, err
 }
+
+// endpointsPage shows the endpoints of the edited service only: a page with those of all services is large.
+func endpointsPage(e planeEdit) string {
+	return "/config_dump?include_eds&resource=dynamic_endpoint_configs&name_regex=.*" + e.host + ".*"
+}
+
+func routesPage(planeEdit) string { return "/config_dump?resource=dynamic_route_configs" }
 
 // awaitText polls a page until it contains a text.
 func awaitText(ctx context.Context, url, text string) error {

@@ -94,6 +94,7 @@ type planeEdit struct {
 	file, text string // an empty text removes the file
 	sign       fleet.Sign
 	last       bool // measure until the last response, not until the response with the marker
+	host       string
 }
 
 // planeEdits are the measured kinds of changes. Each round of a kind changes a different service.
@@ -113,30 +114,30 @@ func (m *planeMesh) next() int { m.edits++; return m.edits * 7 % m.services }
 func (m *planeMesh) editEndpoint() planeEdit {
 	i := m.next()
 	address := fmt.Sprintf("10.250.%d.%d", m.edits/250, m.edits%250+1)
-	return planeEdit{m.file("service", i), m.service(i, serviceHost(i), address), fleet.Sign{Text: address, Types: []string{"ClusterLoadAssignment"}}, false}
+	return planeEdit{m.file("service", i), m.service(i, serviceHost(i), address), fleet.Sign{Text: address, Types: []string{"ClusterLoadAssignment"}}, false, serviceHost(i)}
 }
 
 func (m *planeMesh) editRoutes() planeEdit {
 	i := m.next()
 	mark := fmt.Sprintf("mark-%d-", m.edits)
-	return planeEdit{m.file("routes", i), m.routes(i, mark), fleet.Sign{Text: mark, Types: []string{"RouteConfiguration", "VirtualHost"}}, false}
+	return planeEdit{m.file("routes", i), m.routes(i, mark), fleet.Sign{Text: mark, Types: []string{"RouteConfiguration", "VirtualHost"}}, false, serviceHost(i)}
 }
 
 func (m *planeMesh) editRule() planeEdit {
 	i := m.next() / 10 * 10
-	return planeEdit{m.file("rule", i), m.rule(i, 11+m.edits), fleet.Sign{Text: serviceHost(i), Types: []string{"Cluster"}}, false}
+	return planeEdit{m.file("rule", i), m.rule(i, 11+m.edits), fleet.Sign{Text: serviceHost(i), Types: []string{"Cluster"}}, false, serviceHost(i)}
 }
 
 func (m *planeMesh) addService() planeEdit {
 	m.edits++
 	host := fmt.Sprintf("added-%d.mesh.example", m.edits)
 	return planeEdit{m.file("added", m.edits), m.service(60000+m.edits, host, fmt.Sprintf("10.251.%d.%d", m.edits/250, m.edits%250+1)),
-		fleet.Sign{Text: host, Types: []string{"RouteConfiguration", "VirtualHost"}}, true}
+		fleet.Sign{Text: host, Types: []string{"RouteConfiguration", "VirtualHost"}}, true, host}
 }
 
 // removeService removes the last added service.
 func (m *planeMesh) removeService() planeEdit {
-	return planeEdit{m.file("added", m.edits), "", fleet.Sign{Text: fmt.Sprintf("added-%d.mesh.example", m.edits), Types: []string{"Cluster"}}, true}
+	return planeEdit{m.file("added", m.edits), "", fleet.Sign{Text: fmt.Sprintf("added-%d.mesh.example", m.edits), Types: []string{"Cluster"}}, true, fmt.Sprintf("added-%d.mesh.example", m.edits)}
 }
 
 // apply makes the change. since is the time before it, in nanoseconds since 1970.
