@@ -247,8 +247,13 @@ func (r *Relay) Run(ctx context.Context) error {
 	return nil
 }
 
-// maxStreams limits the concurrent streams of one connection from Envoy.
-const maxStreams = 100
+const (
+	// maxStreams limits the concurrent streams of one connection from Envoy.
+	maxStreams = 100
+	// windowSize is the flow control window of streams and connections, in bytes. A peer may send this much without
+	// waiting for the relay. The windows are static: to adapt them, gRPC would send a ping after each message.
+	windowSize = 1 << 20
+)
 
 // newServer returns the gRPC server for Envoy.
 func (r *Relay) newServer() *grpc.Server {
@@ -257,6 +262,7 @@ func (r *Relay) newServer() *grpc.Server {
 		grpc.ForceServerCodecV2(wire.Codec{}),
 		grpc.MaxRecvMsgSize(r.config.MaxRequest),
 		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.StaticStreamWindowSize(windowSize), grpc.StaticConnWindowSize(windowSize),
 		grpc.WaitForHandlers(true),
 	)
 	server.RegisterService(&grpc.ServiceDesc{

@@ -257,6 +257,7 @@ func (u *upstream) connect(ctx context.Context, t target) connection {
 	c.conn, c.err = server.ConnectTo(ctx, t.name, t.address, u.config.ConnectTimeout,
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: u.interval(), Timeout: u.config.KeepaliveTimeout}),
 		grpc.WithDisableRetry(),
+		grpc.WithStaticStreamWindowSize(windowSize), grpc.WithStaticConnWindowSize(windowSize),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(wire.Codec{}), grpc.MaxCallRecvMsgSize(u.config.MaxResponse)),
 	)
 	return c
