@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/agent/config"
+	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
 )
 
 const (
@@ -44,12 +45,12 @@ func (l activeTraffic) hasUnfinished() bool {
 func (l activeTraffic) hasBufferedTCP() bool { return l.bufferedTCP > 0 || l.unreadTCP > 0 }
 
 func (l activeTraffic) String() string {
-	text := fmt.Sprintf("%d requests and %d connections", l.requests, l.connections)
+	text := phrase.Count(l.requests, "request") + " and " + phrase.Count(l.connections, "connection")
 	if n := l.bufferedHTTP + l.bufferedTCP; n > 0 {
-		text += fmt.Sprintf(", and %d bytes unread by clients,", n)
+		text += fmt.Sprintf(", and %s unread by clients,", phrase.Count(n, "byte"))
 	}
 	if l.unreadTCP > 0 {
-		text += fmt.Sprintf(", and %d bytes unread by servers,", l.unreadTCP)
+		text += fmt.Sprintf(", and %s unread by servers,", phrase.Count(l.unreadTCP, "byte"))
 	}
 	return text
 }

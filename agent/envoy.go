@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/envoy"
+	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
 )
 
 // probeTimeout is the timeout of readiness requests to Envoy. The default timeout of a kubelet's probe is one second.
@@ -30,7 +31,7 @@ type EnvoyEndedError struct {
 
 func (e *EnvoyEndedError) Error() string {
 	if e.Restarts > 0 {
-		return fmt.Sprintf("Envoy ended: %s; it was restarted %d times and still fails", e.Exit, e.Restarts)
+		return fmt.Sprintf("Envoy ended: %s; after %s it still fails", e.Exit, phrase.Count(e.Restarts, "restart"))
 	}
 	return fmt.Sprintf("Envoy ended: %s", e.Exit)
 }

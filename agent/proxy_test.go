@@ -234,7 +234,7 @@ func TestFailingEnvoyEndsAgentWithItsExitCode(t *testing.T) {
 	if code := r.waitExit(); code != 3 {
 		t.Errorf("exit code %d, want Envoy's own, 3", code)
 	}
-	if out := r.out.String(); !strings.Contains(out, "cannot go on") || !strings.Contains(out, "restarted 5 times") {
+	if out := r.out.String(); !strings.Contains(out, "cannot go on") || !strings.Contains(out, "after 5 restarts") {
 		t.Error("the output lacks Envoy's last lines or the number of restarts")
 	}
 }

@@ -205,7 +205,7 @@ func TestDeadlineCutsRequestsAndLogsIt(t *testing.T) {
 	r.waitReady()
 	late := r.getSlowly(10 * time.Second)
 	r.signal(syscall.SIGTERM)
-	r.checkExit(0, "the shutdown deadline has passed; 1 requests and 1 connections are cut")
+	r.checkExit(0, "the shutdown deadline has passed; 1 request and 1 connection are cut")
 	if got := <-late; got.err == nil && got.code == 200 {
 		t.Errorf("a request that outlives the deadline: %+v", got)
 	}
@@ -225,7 +225,7 @@ func TestProgressOfALongDrainIsLogged(t *testing.T) {
 		return nil
 	})
 	r.signal(syscall.SIGTERM)
-	r.checkExit(0, "second stop signal; 1 requests and 1 connections are cut")
+	r.checkExit(0, "second stop signal; 1 request and 1 connection are cut")
 	<-late
 }
 

@@ -24,6 +24,7 @@ const (
 // workloadFindings are the findings that depend on the current workloads.
 var workloadFindings = []config.Code{
 	config.SubsetWithoutEndpoints, config.SelectsNothing, config.MutualToPlaintext, config.StrictWithoutSidecar, config.UnknownIdentity,
+	config.PortNotExposed,
 }
 
 // analysisLoop analyses in the background how the documents affect each other. It logs and counts the findings.
@@ -115,7 +116,8 @@ func (f *analysisLoop) problems() []config.Problem {
 	if latest == nil {
 		return nil
 	}
-	return f.withoutRecent(config.Unsuppressed(f.checker.Check(latest), f.store), time.Now())
+	problems := analysis.ExplainRefused(latest, f.checker.Check(latest), f.documentProblems())
+	return f.withoutRecent(config.Unsuppressed(problems, f.store), time.Now())
 }
 
 func (f *analysisLoop) withoutRecent(problems []config.Problem, now time.Time) []config.Problem {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
@@ -62,7 +63,7 @@ func countProblems(problems []config.Problem) string {
 	if refused+warnings == 0 {
 		return "no problems"
 	}
-	return fmt.Sprintf("%d refused, %d warnings", refused, warnings)
+	return fmt.Sprintf("%d refused, %s", refused, phrase.Count(warnings, "warning"))
 }
 
 func (i InstanceStatus) writeRow(w io.Writer, now time.Time) {
@@ -94,13 +95,10 @@ func (p ProcessStatus) short() string {
 	if p.PID != 0 {
 		s = fmt.Sprintf("pid %d", p.PID)
 	}
-	switch p.Restarts {
-	case 0:
+	if p.Restarts == 0 {
 		return s
-	case 1:
-		return s + ", 1 restart"
 	}
-	return fmt.Sprintf("%s, %d restarts", s, p.Restarts)
+	return s + ", " + phrase.Count(p.Restarts, "restart")
 }
 
 func formatRate(perSecond float64) string {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/agent"
 	"github.com/pilotfish-mesh/pilotfish/agent/logging"
+	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
@@ -81,7 +82,7 @@ func printXDSStatus(w io.Writer, s xdsproxy.Status) {
 			fmt.Fprintf(w, "\n%s was rejected %s: %s\n", shortTypeOf(t.TypeURL), formatAgo(n.Time), termtext.ShortLine(n.Reason))
 		}
 		for _, r := range t.Rejected {
-			fmt.Fprintf(w, "rejected: %s %s, %d times, since %s: %s\n", shortTypeOf(t.TypeURL), r.Name, r.Count, formatAgo(r.Since), termtext.ShortLine(r.Reason))
+			fmt.Fprintf(w, "rejected: %s %s, %s, since %s: %s\n", shortTypeOf(t.TypeURL), r.Name, phrase.Count(r.Count, "time"), formatAgo(r.Since), termtext.ShortLine(r.Reason))
 		}
 	}
 }
@@ -112,7 +113,7 @@ func eventDetail(e xdsproxy.Event) string {
 		parts = append(parts, fmt.Sprintf("+%d -%d", e.Resources, e.Removed))
 	}
 	if e.Bytes > 0 {
-		parts = append(parts, fmt.Sprintf("%d bytes", e.Bytes))
+		parts = append(parts, phrase.Count(e.Bytes, "byte"))
 	}
 	if e.Reason != "" {
 		parts = append(parts, termtext.ShortLine(e.Reason))
@@ -210,13 +211,13 @@ const timeOfDayFormat = "15:04:05.000"
 
 func printTapLine(w io.Writer, l xdsproxy.TapLine) error {
 	if l.Lost > 0 {
-		fmt.Fprintf(w, "… %d messages were dropped\n", l.Lost)
+		fmt.Fprintf(w, "… dropped %s\n", phrase.Count(l.Lost, "message"))
 	}
 	var err error
 	switch l.Kind {
 	case "":
 	case xdsproxy.TapResource:
-		_, err = fmt.Fprintf(w, "    %s %s (%d bytes)\n", l.Name, l.Version, l.Bytes)
+		_, err = fmt.Fprintf(w, "    %s %s (%s)\n", l.Name, l.Version, phrase.Count(l.Bytes, "byte"))
 		if err == nil && len(l.Content) > 0 {
 			_, err = fmt.Fprintf(w, "    %s\n", l.Content)
 		}
@@ -233,7 +234,7 @@ func tapDetail(l xdsproxy.TapLine) string {
 		add("version %s", l.Version)
 	}
 	if l.Kind == xdsproxy.TapResponse {
-		add("%d resources, %d bytes", l.Resources, l.Bytes)
+		add("%s, %s", phrase.Count(l.Resources, "resource"), phrase.Count(l.Bytes, "byte"))
 	}
 	list := func(what string, names []string) {
 		if len(names) > 0 {

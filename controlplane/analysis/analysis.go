@@ -109,7 +109,8 @@ func Analyze(cfg Config) (*Report, error) {
 	}
 	store := config.NewMultiStore(append(r.stores, cfg.Stores...)...)
 	built := snapshot.Build(nil, snapshot.Inputs{Store: store, Mesh: r.cfg.Mesh, GatewayAccounts: &snapshot.GatewayAccounts{}, Endpoints: &cfg.Endpoints, StartsProxies: len(cfg.Stores) > 0}, nil)
-	problems := slices.Concat(cfg.MeshProblems, r.problems, store.Problems(), Check(built))
+	documentProblems := slices.Concat(cfg.MeshProblems, r.problems, store.Problems())
+	problems := append(documentProblems, ExplainRefused(built, Check(built), documentProblems)...)
 	return newReport(cfg, r, problems, store), nil
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
 )
 
 // checkPolicies reports AuthorizationPolicies that are not enforced as written.
@@ -39,7 +40,8 @@ func (c *snapshotCheck) checkUnreachablePolicy(p snapshot.Policy) {
 				"enable mutual TLS by a PeerAuthentication, or match by ipBlocks")
 		}
 		if required.token != "" && !tokens {
-			c.reportWarning(config.RequestUnverified, p.Resource, at+required.token, "", "no RequestAuthentication verifies tokens for these workloads: no request can meet the condition",
+			missing := config.MissingObject{Kind: config.RequestAuthentication, Namespace: p.Namespace, Effect: "no request can meet the condition"}
+			c.reportMissing(config.RequestUnverified, p.Resource, at+required.token, "", "no RequestAuthentication verifies tokens for these workloads", missing,
 				"add a RequestAuthentication for them")
 		}
 		if required.http != "" && len(streams) > 0 && !limitsPorts(rule) {
@@ -59,7 +61,7 @@ func (c *snapshotCheck) checkUnreachablePolicy(p snapshot.Policy) {
 }
 
 func (c *snapshotCheck) checkHTTPOnTCP(p snapshot.Policy, field string, streams []string) {
-	message := "the condition applies only to HTTP requests, but these ports do not use HTTP: " + strings.Join(truncateList(streams, 5), ", ") + ": "
+	message := "the condition applies only to HTTP requests, but these ports do not use HTTP: " + phrase.ListFirst(streams, 5) + ": "
 	severity := config.Info
 	switch p.Spec.GetAction() {
 	case security.AuthorizationPolicy_ALLOW:
@@ -83,7 +85,7 @@ func (c *snapshotCheck) checkHTTPRequirements(p snapshot.Policy, field string, s
 		return
 	}
 	c.reportWarning(config.HTTPRuleOnTCP, p.Resource, field, "",
-		"the provider checks only HTTP requests, but these ports do not use HTTP: "+strings.Join(truncateList(streams, 5), ", ")+": connections that match the rule are denied",
+		"the provider checks only HTTP requests, but these ports do not use HTTP: "+phrase.ListFirst(streams, 5)+": connections that match the rule are denied",
 		"limit the rule to HTTP ports by to.operation.ports, or use a provider with envoyExtAuthzGrpc")
 }
 

@@ -98,6 +98,8 @@ func (c *snapshotCheck) checkAll() {
 	c.checkTelemetries()
 	c.checkPullSecrets()
 	c.checkProxyVariables()
+	c.checkClaimRoutes()
+	c.checkPolicyTargets()
 }
 
 // comparePosition orders problems by file, line and column.
@@ -121,6 +123,19 @@ func (c *snapshotCheck) report(code config.Code, severity config.Severity, r *co
 	}
 	if !config.Suppresses(r.Annotations, p) {
 		c.problems = append(c.problems, p)
+	}
+}
+
+// reportMissing reports the absence of an object. absence states it, and missing.Effect is what it causes.
+func (c *snapshotCheck) reportMissing(code config.Code, r *config.Resource, field, value, absence string, missing config.MissingObject, remedy string) {
+	message := absence
+	if missing.Effect != "" {
+		message += ": " + missing.Effect
+	}
+	before := len(c.problems)
+	c.reportWarning(code, r, field, value, message, remedy)
+	for i := before; i < len(c.problems); i++ {
+		c.problems[i].Missing = missing
 	}
 }
 

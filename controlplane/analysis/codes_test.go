@@ -47,6 +47,11 @@ apiVersion: networking.istio.io/v1
 kind: Gateway
 metadata: {name: edge, namespace: shop}
 spec: {selector: {istio: edge}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ["reviews.example.com"]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: edge-1, namespace: shop}
+spec: {address: 10.0.0.4, labels: {istio: edge}}
 `
 
 // document returns a document of namespace shop. It does not change the lines of spec.
@@ -209,6 +214,14 @@ ports: [{number: 80, name: http, protocol: HTTP}]
 endpoints:
 - address: unix:///etc/istio/proxy/XDS # here`),
 
+		config.PortRequired: "---\napiVersion: v1\nkind: Service\nmetadata: {name: two, namespace: shop}\nspec: {selector: {app: db}, ports: [{name: a, port: 5433}, {name: b, port: 5434}]}\n" + networkingDocument("VirtualService", "x", `
+hosts: [reviews.example.com]
+gateways: [edge]
+http:
+- route:
+  - destination: # here
+      host: two`),
+
 		config.HostConflict: networkingDocument("VirtualService", "a", "{hosts: [reviews], http: [{route: [{destination: {host: reviews}}]}]}") + networkingDocument("VirtualService", "b", `
 hosts:
 - reviews # here
@@ -272,6 +285,19 @@ http: [{route: [{destination: {host: reviews}}]}]`),
 		config.PortProtocols: "---\napiVersion: v1\nkind: Service\nmetadata: {name: seen-as-bytes, namespace: shop}\nspec:\n  selector: {app: reviews}\n  ports:\n" +
 			"  - {name: tcp, port: 81, targetPort: 8080} # here\n",
 
+		config.CertificateShared: networkingDocument("Gateway", "w", `
+selector: {istio: edge}
+servers:
+- port: {number: 443, name: https, protocol: HTTPS}
+  hosts: [a.example.com]
+  tls: {mode: SIMPLE, serverCertificate: /c.pem, privateKey: /k.pem}`) + networkingDocument("Gateway", "z", `
+selector: {istio: edge}
+servers:
+- port: {number: 443, name: https, protocol: HTTPS}
+  hosts: [b.example.com]
+  tls: # here
+    {mode: SIMPLE, serverCertificate: /c.pem, privateKey: /k.pem}`),
+
 		config.PolicyNeverAccepted: securityDocument("PeerAuthentication", "x", `
 selector: {matchLabels: {app: reviews}}
 mtls: {mode: STRICTT} # here`),
@@ -287,6 +313,15 @@ rules:
   - operation:
       ports:
       - "80" # here`),
+
+		config.PortNotExposed: "---\napiVersion: v1\nkind: Service\nmetadata: {name: edge, namespace: shop}\nspec: {selector: {istio: edge}, ports: [{name: http, port: 80}]}\n" + networkingDocument("Gateway", "x", `
+selector: {istio: edge}
+servers:
+- hosts: [a.example.com]
+  port:
+    number: 8080 # here
+    name: http
+    protocol: HTTP`),
 
 		config.PlaintextToStrict: securityDocument("PeerAuthentication", "x", "{selector: {matchLabels: {app: reviews}}, mtls: {mode: STRICT}}") + networkingDocument("DestinationRule", "x", `
 host: reviews
@@ -312,6 +347,12 @@ rules:
 - when:
   - key: request.auth.claims[iss] # here
     values: [a]`),
+		config.CredentialForSidecar: "---\napiVersion: v1\nkind: Secret\nmetadata: {name: x, namespace: shop, annotations: {pilotfish.dev/service-accounts: edge}}\nstringData:\n  ca.crt: |\n    " + indented(certificate) + "\n" + networkingDocument("DestinationRule", "x", `
+host: reviews
+trafficPolicy:
+  tls:
+    mode: SIMPLE
+    credentialName: x # here`),
 		config.HTTPRuleOnTCP: securityDocument("AuthorizationPolicy", "x", `
 selector: {matchLabels: {app: db}}
 action: DENY

@@ -12,6 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
 )
 
 // checkRuleConflicts reports DestinationRules of one namespace with conflicting settings for one host.
@@ -26,7 +27,7 @@ func (c *snapshotCheck) checkRuleConflicts() {
 			spec := r.Spec.(*networking.DestinationRule)
 			if spec.GetTrafficPolicy() != nil {
 				if policy != nil {
-					c.reportWarning(config.RuleShadowed, r, "spec.trafficPolicy", "", fmt.Sprintf("the traffic policy of the older %[2]s applies to %[1]s; this one has no effect", d.Host, describeResource(policy)),
+					c.reportWarning(config.RuleShadowed, r, "spec.trafficPolicy", "", fmt.Sprintf("the traffic policy of %[2]s, which %[3]s, applies to %[1]s; this one has no effect", d.Host, describeResource(policy), config.ExplainPrecedence(policy, r)),
 						"merge the two documents into one DestinationRule")
 				}
 				policy = cmp.Or(policy, r)
@@ -34,7 +35,7 @@ func (c *snapshotCheck) checkRuleConflicts() {
 			for i, s := range spec.GetSubsets() {
 				if first := subsets[s.GetName()]; first != nil && first != r {
 					c.reportWarning(config.DuplicateSubset, r, fmt.Sprintf("spec.subsets[%d]", i), s.GetName(),
-						fmt.Sprintf("the older %[2]s has a subset with this name for %[1]s, so this subset has no effect", d.Host, describeResource(first)), "rename or remove one of them")
+						fmt.Sprintf("%[2]s, which %[3]s, has a subset with this name for %[1]s, so this subset has no effect", d.Host, describeResource(first), config.ExplainPrecedence(first, r)), "rename or remove one of them")
 					continue
 				}
 				subsets[s.GetName()] = r
@@ -48,7 +49,7 @@ func describeResource(r *config.Resource) string {
 	if r.Origin.File == "" {
 		return r.Key.String()
 	}
-	return fmt.Sprintf("%s, at %s,", r.Key, r.Origin)
+	return fmt.Sprintf("%s (%s)", r.Key, r.Origin)
 }
 
 // serverHost is a host of a Gateway's server.
@@ -82,6 +83,7 @@ func (c *snapshotCheck) checkGatewayConflicts() {
 	for _, d := range order {
 		c.checkMixedPort(servers[d])
 		c.checkDuplicateHosts(servers[d])
+		c.checkSharedCertificates(servers[d])
 	}
 }
 
@@ -98,6 +100,14 @@ func portUsage(s *networking.Server) string {
 	return "HTTP"
 }
 
+// explainServerPrecedence returns the reason why the first of two servers takes precedence.
+func explainServerPrecedence(first, second serverHost) string {
+	if first.gateway.Resource == second.gateway.Resource {
+		return "lists another server first"
+	}
+	return config.ExplainPrecedence(first.gateway.Resource, second.gateway.Resource)
+}
+
 func (c *snapshotCheck) checkMixedPort(servers []serverHost) {
 	for j, s := range servers {
 		for _, first := range servers[:min(j, 16)] { // the first server of each of the three usages is sufficient
@@ -105,8 +115,8 @@ func (c *snapshotCheck) checkMixedPort(servers []serverHost) {
 				continue
 			}
 			c.reportWarning(config.GatewayPortMixed, s.gateway.Resource, s.path()+".port.protocol", s.spec().GetPort().GetProtocol(),
-				fmt.Sprintf("the older %[3]s uses port %[1]d for %[2]s, so the gateway does not serve this server", s.spec().GetPort().GetNumber(),
-					portUsage(first.spec()), describeResource(first.gateway.Resource)), "use another port")
+				fmt.Sprintf("%s, which %s, uses port %d for %s, so the gateway does not serve this server", describeResource(first.gateway.Resource),
+					explainServerPrecedence(first, s), s.spec().GetPort().GetNumber(), portUsage(first.spec())), "use another port")
 			break
 		}
 	}
@@ -179,14 +189,7 @@ func (c *snapshotCheck) checkGatewayHosts(v *snapshot.VirtualService, i int, g s
 	slices.Sort(hosts)
 	c.reportWarning(config.GatewayHostMissing, v.Resource, fmt.Sprintf("spec.gateways[%d]", i), v.Spec.GetGateways()[i],
 		fmt.Sprintf("no server of the Gateway has a host of this VirtualService for the namespace %s: the Gateway does not serve its routes", v.Namespace),
-		"the Gateway's hosts are "+strings.Join(truncateList(slices.Compact(hosts), 8), ", "))
-}
-
-func truncateList(list []string, most int) []string {
-	if len(list) > most {
-		return append(slices.Clone(list[:most]), "…")
-	}
-	return list
+		"the Gateway's hosts are "+phrase.ListFirst(slices.Compact(hosts), 8))
 }
 
 // checkSharedAddresses reports services with the same address and port. Proxies cannot distinguish connections to them.

@@ -36,6 +36,11 @@ kind: Gateway
 metadata: {name: edge, namespace: shop}
 spec: {selector: {istio: edge}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ["reviews.example.com"]}]}
 ---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: edge-1, namespace: shop}
+spec: {address: 10.0.0.4, labels: {istio: edge}}
+---
 `
 
 func traffic(kind, name, spec string) string {
@@ -76,7 +81,7 @@ func TestConflictingDocumentsAreReported(t *testing.T) {
 		"a Sidecar's own TLS beside the mesh's": {traffic("Sidecar", "x", "{workloadSelector: {labels: {app: reviews}}, ingress: [{port: {number: 8080, protocol: HTTPS, name: https}, defaultEndpoint: '127.0.0.1:80', tls: {mode: SIMPLE, serverCertificate: /c, privateKey: /k}}]}"),
 			`spec.ingress[0].tls: has no effect, because the port accepts the mesh's mutual TLS (PERMISSIVE) (set portLevelMtls of the workloads' PeerAuthentication to DISABLE for port 8080) [PF0006]`},
 		"strict by port without a sidecar": {policy("PeerAuthentication", "db", "{selector: {matchLabels: {app: db}}, portLevelMtls: {5432: {mode: STRICT}}}"),
-			`PeerAuthentication shop/db: spec.portLevelMtls: "STRICT": 1 workloads have no sidecar`},
+			`PeerAuthentication shop/db: spec.portLevelMtls: "STRICT": STRICT is not enforced for 1 workload without a sidecar: shop/db-1`},
 		"a longer prefix behind a shorter": {virtualService("{match: [{uri: {prefix: /a}}], " + toReviews + "}, {match: [{uri: {exact: /ab}}, {uri: {prefix: /b}}], " + toReviews + "}"),
 			`spec.http[1].match[0]: the match is never reached: spec.http[0].match[0] matches all its requests`},
 		"a more special header behind a more general": {virtualService("{match: [{headers: {x: {}}}], " + toReviews + "}, {match: [{headers: {x: {exact: a}, y: {exact: b}}}], " + toReviews + "}"),
@@ -93,11 +98,11 @@ func TestConflictingDocumentsAreReported(t *testing.T) {
 			`a.example.com is not exported to the namespace shop: requests to it are answered with 503 (add "shop" to exportTo of ServiceEntry other/s, which is now .) [PF0105]`},
 		"two policies of one host": {traffic("DestinationRule", "a", "{host: reviews, trafficPolicy: {connectionPool: {tcp: {maxConnections: 1}}}}") +
 			traffic("DestinationRule", "b", "{host: reviews, trafficPolicy: {connectionPool: {tcp: {maxConnections: 2}}}}"),
-			`DestinationRule shop/b: spec.trafficPolicy: the traffic policy of the older DestinationRule shop/a`},
+			`DestinationRule shop/b: spec.trafficPolicy: the traffic policy of DestinationRule shop/a (mesh.yaml:31:1), which comes first in name order, applies to reviews.shop.svc.cluster.local; this one has no effect`},
 		"one subset twice": {traffic("DestinationRule", "a", "{host: reviews, subsets: [{name: v1, labels: {version: v1}}]}") +
-			traffic("DestinationRule", "b", "{host: reviews, subsets: [{name: v1, labels: {version: v1}}]}"), `DestinationRule shop/b: spec.subsets[0]: "v1": the older DestinationRule shop/a`},
+			traffic("DestinationRule", "b", "{host: reviews, subsets: [{name: v1, labels: {version: v1}}]}"), `DestinationRule shop/b: spec.subsets[0]: "v1": DestinationRule shop/a (mesh.yaml:31:1), which comes first in name order, has a subset with this name`},
 		"a gateway's port for HTTP and TCP": {traffic("Gateway", "z", `{selector: {istio: edge}, servers: [{port: {number: 80, name: tcp, protocol: TCP}, hosts: ["*"]}]}`),
-			`Gateway shop/z: spec.servers[0].port.protocol: "TCP": the older Gateway shop/edge`},
+			`Gateway shop/z: spec.servers[0].port.protocol: "TCP": Gateway shop/edge (mesh.yaml:21:1), which comes first in name order, uses port 80 for HTTP, so the gateway does not serve this server`},
 		"a gateway's host that redirects and does not": {traffic("Gateway", "z", `{selector: {istio: edge}, servers: [{port: {number: 80, name: http, protocol: HTTP}, tls: {httpsRedirect: true}, hosts: ["reviews.example.com"]}]}`),
 			`Gateway shop/z: spec.servers[0].hosts: "reviews.example.com": the server spec.servers[0] of Gateway shop/edge`},
 		"a gateway that lacks the host": {traffic("VirtualService", "x", `{hosts: [other.example.com], gateways: [edge], http: [{`+toReviews+`}]}`),
@@ -105,7 +110,7 @@ func TestConflictingDocumentsAreReported(t *testing.T) {
 		"a policy that selects nothing": {policy("AuthorizationPolicy", "x", "{selector: {matchLabels: {app: review}}}"),
 			`AuthorizationPolicy shop/x: spec.selector: "app=review": no workload of the namespace shop has these labels: the document has no effect`},
 		"two policies of all": {policy("PeerAuthentication", "a", "{mtls: {mode: PERMISSIVE}}") + policy("PeerAuthentication", "b", "{mtls: {mode: PERMISSIVE}}"),
-			`PeerAuthentication shop/b: metadata.name: the older PeerAuthentication shop/a`},
+			`PeerAuthentication shop/b: metadata.name: PeerAuthentication shop/a (mesh.yaml:31:1), which comes first in name order, selects the same workloads and takes effect instead of this document`},
 		"the port of a service in a policy": {policy("AuthorizationPolicy", "x", `{selector: {matchLabels: {app: reviews}}, rules: [{to: [{operation: {ports: ["80"]}}]}]}`),
 			`spec.rules[0].to[0].operation.ports[0]: "80": this is the port of a service, but policies apply to ports of workloads, and no selected workload serves it (use 8080`},
 		"a principal of another form": {policy("AuthorizationPolicy", "x", `{rules: [{from: [{source: {principals: ["cluster.local/shop/db"]}}]}]}`),
@@ -114,7 +119,7 @@ func TestConflictingDocumentsAreReported(t *testing.T) {
 			`info: AuthorizationPolicy shop/x: spec.rules[0].from[0].source.namespaces[0]: "shopp"`},
 		"plaintext to strict": {policy("PeerAuthentication", "default", "{selector: {matchLabels: {app: reviews}}, mtls: {mode: STRICT}}") + traffic("DestinationRule", "x", "{host: reviews, trafficPolicy: {tls: {mode: DISABLE}}}"),
 			`spec.trafficPolicy.tls.mode: "DISABLE": endpoints of reviews.shop.svc.cluster.local accept the mesh's mutual TLS only (STRICT): calls to them fail`},
-		"strict without a sidecar": {strict, `PeerAuthentication shop/default: spec.mtls.mode: "STRICT": 1 workloads have no sidecar, so STRICT is not enforced for them: shop/db-1`},
+		"strict without a sidecar": {strict, `PeerAuthentication shop/default: spec.mtls.mode: "STRICT": STRICT is not enforced for 1 workload without a sidecar: shop/db-1`},
 		"mutual TLS to workloads without it": {traffic("DestinationRule", "x", "{host: db, trafficPolicy: {portLevelSettings: [{port: {number: 5432}, tls: {mode: ISTIO_MUTUAL}}]}}"),
 			`spec.trafficPolicy.portLevelSettings[0].tls.mode: "ISTIO_MUTUAL": no endpoint of db.shop.svc.cluster.local supports the mesh's mutual TLS`},
 		"principals where none can be proved": {policy("PeerAuthentication", "default", "{mtls: {mode: DISABLE}}") + policy("AuthorizationPolicy", "x", `{rules: [{from: [{source: {principals: ["*"]}}]}]}`),
@@ -182,11 +187,11 @@ func TestValidDocumentsAreNotReported(t *testing.T) {
 		"hosts of one address, of the caller's choice": traffic("ServiceEntry", "a", `{hosts: [a.example.com, b.example.com], addresses: [10.9.9.9], ports: [{number: 1, name: tcp, protocol: TCP}], resolution: NONE}`),
 		"a listener for a port of one service":         traffic("Sidecar", "x", "{egress: [{port: {number: 5432, protocol: TCP, name: tcp}, hosts: [./*]}, {port: {number: 81, protocol: HTTP, name: http}, hosts: [~/*]}]}"),
 		"mutual TLS to a gateway": document("v1", "Service", "edge", "shop", "{selector: {istio: edge}, ports: [{port: 80, name: http}]}") +
-			traffic("WorkloadEntry", "edge-1", "{address: 10.0.0.4, serviceAccount: edge, labels: {istio: edge, security.istio.io/tlsMode: disabled}}") +
+			traffic("WorkloadEntry", "edge-2", "{address: 10.0.0.5, serviceAccount: edge, labels: {istio: edge, security.istio.io/tlsMode: disabled}}") +
 			traffic("DestinationRule", "edge", "{host: edge, trafficPolicy: {tls: {mode: ISTIO_MUTUAL}}}"),
 		"plaintext to a gateway under STRICT": policy("PeerAuthentication", "default", "{selector: {matchLabels: {istio: edge}}, mtls: {mode: STRICT}}") +
 			document("v1", "Service", "edge", "shop", "{selector: {istio: edge}, ports: [{port: 80, name: http}]}") +
-			traffic("WorkloadEntry", "edge-1", "{address: 10.0.0.4, serviceAccount: edge, labels: {istio: edge}}") +
+			traffic("WorkloadEntry", "edge-2", "{address: 10.0.0.5, serviceAccount: edge, labels: {istio: edge}}") +
 			traffic("DestinationRule", "edge", "{host: edge, trafficPolicy: {tls: {mode: DISABLE}}}"),
 		"hosts of the workloads' own namespaces, for all":     document("networking.istio.io/v1", "Sidecar", "x", "istio-system", "{egress: [{hosts: [./reviews.shop.svc.cluster.local]}]}"),
 		"a host that some of all see":                         traffic("ServiceEntry", "a", `{hosts: [a.example.com], exportTo: ["."], ports: [{number: 80, name: http, protocol: HTTP}], resolution: DNS}`) + document("networking.istio.io/v1", "Sidecar", "x", "istio-system", "{egress: [{hosts: [shop/a.example.com]}]}"),
@@ -199,7 +204,7 @@ func TestValidDocumentsAreNotReported(t *testing.T) {
 		"subsets in two rules": traffic("DestinationRule", "a", "{host: reviews, subsets: [{name: v1, labels: {version: v1}}]}") +
 			traffic("DestinationRule", "b", "{host: reviews, trafficPolicy: {}}"),
 		"permissive and plaintext": traffic("DestinationRule", "x", "{host: reviews, trafficPolicy: {tls: {mode: DISABLE}}}"),
-		"another gateway's port":   traffic("Gateway", "z", `{selector: {istio: other}, servers: [{port: {number: 80, name: tcp, protocol: TCP}, hosts: ["*"]}]}`),
+		"another gateway's port":   traffic("WorkloadEntry", "other-1", "{address: 10.0.0.6, labels: {istio: other}}") + traffic("Gateway", "z", `{selector: {istio: other}, servers: [{port: {number: 80, name: tcp, protocol: TCP}, hosts: ["*"]}]}`),
 		"accepted by the document": "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: x, namespace: shop, annotations: {pilotfish.dev/suppress: \"PF0101, pf0202\"}}\nspec: {hosts: [reviews], http: [{" + toReviews + "}, {" + toReviews + "}]}\n",
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
 )
 
 // checkCertificates reports certificates that have expired or are not valid yet. Its findings contain no other content
@@ -50,6 +51,7 @@ func (c *snapshotCheck) checkGateways() {
 			c.checkGatewayAccounts(g, field, server.GetTls())
 		}
 		c.checkGatewayEndpoints(g)
+		c.checkGatewayWorkloads(g)
 	}
 }
 
@@ -105,6 +107,22 @@ func (c *snapshotCheck) checkClientFiles(r *config.Resource, field string, setti
 	}
 }
 
+// checkSidecarCredential reports a Secret that sidecars cannot use. If a gateway calls the host, this may be intended.
+func (c *snapshotCheck) checkSidecarCredential(r *config.Resource, field string, settings *networking.ClientTLSSettings) {
+	spec, mode := r.Spec.(*networking.DestinationRule), settings.GetMode()
+	if settings.GetCredentialName() == "" || len(spec.GetWorkloadSelector().GetMatchLabels()) > 0 ||
+		mode != networking.ClientTLSSettings_SIMPLE && mode != networking.ClientTLSSettings_MUTUAL {
+		return
+	}
+	host, severity := c.s.Registry.ResolveHostname(spec.GetHost(), r.Namespace), config.Warning
+	if slices.ContainsFunc(c.s.AllGateways(), func(g snapshot.Gateway) bool { return c.gatewayCalls(g, host) }) {
+		severity = config.Info
+	}
+	c.report(config.CredentialForSidecar, severity, r, field+".credentialName", settings.GetCredentialName(),
+		"without a workloadSelector, only gateways use the Secret: requests from sidecars fail with status 503",
+		"select the calling workloads with spec.workloadSelector")
+}
+
 // gatewayCalls reports whether a VirtualService of the Gateway has a destination that the host, which may be a wildcard,
 // matches.
 func (c *snapshotCheck) gatewayCalls(g snapshot.Gateway, host string) bool {
@@ -120,6 +138,7 @@ func (c *snapshotCheck) gatewayCalls(g snapshot.Gateway, host string) bool {
 
 func (c *snapshotCheck) checkClientCredential(r *config.Resource, field string, settings *networking.ClientTLSSettings) {
 	c.checkClientFiles(r, field, settings)
+	c.checkSidecarCredential(r, field, settings)
 	name, message := settings.GetCredentialName(), ""
 	switch {
 	case name == "":
@@ -132,7 +151,7 @@ func (c *snapshotCheck) checkClientCredential(r *config.Resource, field string, 
 		c.checkCallerAccount(r, field+".credentialName", name)
 		return
 	}
-	c.reportWarning(config.UnknownCredential, r, field+".credentialName", name, message+", so requests fail with status 503",
+	c.reportMissing(config.UnknownCredential, r, field+".credentialName", name, message, config.MissingObject{Kind: config.Secret, Name: name, Effect: "requests fail with status 503"},
 		"add a Secret to the clients' namespace, with those of tls.crt, tls.key and ca.crt that the TLS mode requires")
 }
 
@@ -164,11 +183,12 @@ func (c *snapshotCheck) checkServerCredential(r *config.Resource, field, name, p
 		c.checkCredentialNamespace(r, field, name, authorities)
 		return
 	}
-	message, remedy := "no Secret with this name has a certificate, so the proxy refuses connections to this server", "add a Secret with tls.crt and tls.key to the namespace of the proxy's workload"
+	message, remedy := "no Secret with this name has a certificate", "add a Secret with tls.crt and tls.key to the namespace of the proxy's workload"
 	if authorities {
-		message, remedy = "no Secret has the CA certificates for client certificates, so the proxy refuses connections to this server", "add ca.crt to the Secret, or a Secret "+name+snapshot.CASuffix
+		message, remedy = "no Secret has the CA certificates for client certificates", "add ca.crt to the Secret, or a Secret "+name+snapshot.CASuffix
 	}
-	c.reportWarning(config.UnknownCredential, r, field, name, message, remedy)
+	missing := config.MissingObject{Kind: config.Secret, Name: name, Effect: "the proxy refuses connections to this server"}
+	c.reportMissing(config.UnknownCredential, r, field, name, message, missing, remedy)
 }
 
 // checkCredentialNamespace reports a Secret that is not in any namespace of the server's known workloads.
@@ -182,7 +202,7 @@ func (c *snapshotCheck) checkCredentialNamespace(r *config.Resource, field, name
 	if len(c.selectedNamespaces) == 0 || slices.ContainsFunc(c.selectedNamespaces, has) {
 		return
 	}
-	where := strings.Join(c.selectedNamespaces, ", ")
+	where := phrase.List(c.selectedNamespaces)
 	c.reportWarning(config.UnknownCredential, r, field, name, "the Secret is not in the namespace of the proxy's workload, which is "+where+", so the proxy refuses connections to this server",
 		"add the Secret to the namespace "+where)
 }

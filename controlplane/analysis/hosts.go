@@ -4,13 +4,13 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
 )
 
 // reportUnknownHost reports a host in a document that does not exist, or that is not exported to the document's
@@ -24,11 +24,11 @@ func (c *snapshotCheck) reportUnknownHost(r *config.Resource, field, host, so st
 			}
 			c.reportWarning(config.HiddenHost, r, field, host,
 				fmt.Sprintf("%s is not exported to the namespace %s: %s", known.Hostname, r.Namespace, so),
-				fmt.Sprintf("add %q to exportTo of %s, which is now %s", r.Namespace, known.Source, strings.Join(known.ExportTo, ", ")))
+				fmt.Sprintf("add %q to exportTo of %s, which is now %s", r.Namespace, known.Source, phrase.List(known.ExportTo)))
 			return
 		}
 	}
-	c.reportWarning(config.UnknownHost, r, field, host, fmt.Sprintf("there is no service %s: %s", full, so), c.suggestHost(host, r.Namespace))
+	c.reportMissing(config.UnknownHost, r, field, host, "there is no service "+full, config.MissingObject{Host: full, Effect: so}, c.suggestHost(host, r.Namespace))
 }
 
 // checkEmptySubset reports a subset without endpoints, if the service has endpoints.
@@ -43,7 +43,7 @@ func (c *snapshotCheck) checkEmptySubset(v *snapshot.VirtualService, d snapshot.
 		}
 	}
 	c.reportWarning(config.SubsetWithoutEndpoints, v.Resource, d.Path()+".subset", d.Destination.GetSubset(),
-		fmt.Sprintf("none of the endpoints of %s has the labels %s: requests to the subset are answered with 503", svc.Hostname, config.FormatLabels(subset.GetLabels())),
+		fmt.Sprintf("none of the endpoints of %s has the labels %s: %s", svc.Hostname, config.FormatLabels(subset.GetLabels()), describeFailure(d)),
 		"correct the labels of the subset or of the workloads")
 }
 
@@ -74,7 +74,7 @@ func (c *snapshotCheck) checkEgressPort(r *config.Resource, field string, listen
 		known = append(known, fmt.Sprint(port))
 	}
 	c.reportWarning(config.UnknownPort, r, field, fmt.Sprint(number), fmt.Sprintf("none of the services in the listener's hosts has the port %d, so the listener has no effect", number),
-		"use one of their ports: "+strings.Join(truncateList(known, 8), ", "))
+		"use one of their ports: "+phrase.ListFirst(known, 8))
 }
 
 // anyRuleHost reports whether a VirtualService has one of the hosts. Such a host exists without a service, on port 80.

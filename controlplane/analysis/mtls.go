@@ -11,6 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
 )
 
 // callersTLS is a TLS setting of a DestinationRule.
@@ -188,7 +189,7 @@ func (c *snapshotCheck) checkStrictWithoutSidecar() {
 				field = "spec.portLevelMtls"
 			}
 			c.reportWarning(config.StrictWithoutSidecar, r, field, "STRICT",
-				fmt.Sprintf("%d workloads have no sidecar, so STRICT is not enforced for them: %s", len(names), strings.Join(truncateList(sorted, 5), ", ")),
+				fmt.Sprintf("STRICT is not enforced for %s without a sidecar: %s", phrase.Count(len(names), "workload"), phrase.ListFirst(sorted, 5)),
 				"add sidecars to them; if they have sidecars, declare that by a serviceAccount or the label security.istio.io/tlsMode: istio")
 		}
 	}

@@ -3,6 +3,9 @@ package analysis
 import (
 	"fmt"
 
+	networking "istio.io/api/networking/v1alpha3"
+	typev1beta1 "istio.io/api/type/v1beta1"
+
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
@@ -11,7 +14,6 @@ import (
 // never allows more requests, only fewer.
 func (c *snapshotCheck) checkPolicy(p snapshot.Policy) {
 	c.checkPolicyAction(p)
-	c.checkTargets(p)
 	for i, rule := range p.Spec.GetRules() {
 		for j, when := range rule.GetWhen() {
 			if !snapshot.IsKnownCondition(when.GetKey()) {
@@ -23,12 +25,33 @@ func (c *snapshotCheck) checkPolicy(p snapshot.Policy) {
 	}
 }
 
-// checkTargets reports targets of a policy that do not exist in this mesh.
-func (c *snapshotCheck) checkTargets(p snapshot.Policy) {
-	for i, ref := range config.PolicyTargets(p.Spec) {
-		if !config.TargetsGateway(ref) {
-			c.reportNoEffect(p.Resource, fmt.Sprintf("spec.targetRefs[%d]", i), ref.GetKind(), "this mesh has no waypoints, so the policy has no effect on a target of this kind",
-				"select the workloads by label with spec.selector")
+// targetedKinds are the kinds with target references.
+var targetedKinds = []config.Kind{config.AuthorizationPolicy, config.RequestAuthentication, config.Telemetry, config.WasmPlugin, config.EnvoyFilter}
+
+// checkPolicyTargets reports targets of documents that do not exist in this mesh.
+func (c *snapshotCheck) checkPolicyTargets() {
+	for _, kind := range targetedKinds {
+		for _, r := range c.s.Resources(kind) {
+			field, remedy := "spec.targetRefs", "select the workloads by label with spec.selector"
+			if kind == config.EnvoyFilter {
+				remedy = "select the workloads by label with spec.workloadSelector"
+			}
+			for i, ref := range targetsOf(r) {
+				if !config.TargetsGateway(ref) {
+					c.reportNoEffect(r, fmt.Sprintf("%s[%d]", field, i), ref.GetKind(), "this mesh has no waypoints, so the document has no effect on a target of this kind", remedy)
+				}
+			}
 		}
 	}
+}
+
+// targetsOf returns the target references of a document.
+func targetsOf(r *config.Resource) []*typev1beta1.PolicyTargetReference {
+	switch spec := r.Spec.(type) {
+	case *networking.EnvoyFilter:
+		return spec.GetTargetRefs()
+	case config.TargetingSpec:
+		return config.PolicyTargets(spec)
+	}
+	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
@@ -49,7 +50,7 @@ func (r *Report) WriteText(out io.Writer, colour bool) error {
 	if len(r.Findings) > 0 {
 		text.WriteByte('\n')
 	}
-	fmt.Fprintf(&text, "%s, %d in force: %s\n", countText(r.Documents, "document"), r.InForce, r.counts())
+	fmt.Fprintf(&text, "%s, %d in force: %s\n", phrase.Count(r.Documents, "document"), r.InForce, r.counts())
 	_, err := io.WriteString(out, text.String())
 	return err
 }
@@ -74,20 +75,16 @@ func (f Finding) named() string {
 func (r *Report) counts() string {
 	var parts []string
 	for _, s := range []config.Severity{config.Error, config.Warning, config.Info} {
-		n := r.Summary[string(s)]
-		parts = append(parts, countText(n, string(s)))
+		if n := r.Summary[string(s)]; s == config.Info {
+			parts = append(parts, fmt.Sprintf("%d %s", n, s))
+		} else {
+			parts = append(parts, phrase.Count(n, string(s)))
+		}
 	}
 	if r.Suppress > 0 {
 		parts = append(parts, fmt.Sprintf("%d suppressed", r.Suppress))
 	}
 	return strings.Join(parts, ", ")
-}
-
-func countText(n int, what string) string {
-	if n != 1 && what != string(config.Info) {
-		what += "s"
-	}
-	return fmt.Sprintf("%d %s", n, what)
 }
 
 func fileName(file string) string {

@@ -38,7 +38,7 @@ spec:
 kind: VirtualService
 metadata: {name: x, namespace: shop}
 spec: {hosts: [reviews], http: [{mirror: {host: shadow.example.com}, route: [{destination: {host: reviews}}]}]}
-`, `spec.http[0].mirror.host: "shadow.example.com": there is no service shadow.example.com: requests to it are answered with 503 (add a Service or a ServiceEntry of this name, or correct the host)`},
+`, `spec.http[0].mirror.host: "shadow.example.com": there is no service shadow.example.com: the copies of requests are dropped (add a Service or a ServiceEntry of this name, or correct the host)`},
 		"subset": {`apiVersion: networking.istio.io/v1
 kind: VirtualService
 metadata: {name: x, namespace: shop}

@@ -9,6 +9,7 @@ import (
 
 	extensions "istio.io/api/extensions/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
+	networkingbeta "istio.io/api/networking/v1beta1"
 	security "istio.io/api/security/v1beta1"
 	telemetry "istio.io/api/telemetry/v1alpha1"
 
@@ -40,6 +41,8 @@ func parseSelection(r *config.Resource) (s selection, ok bool) {
 		s.labels, s.targeted = spec.GetSelector().GetMatchLabels(), spec.GetTargetRef() != nil || len(spec.GetTargetRefs()) > 0
 	case *networking.Sidecar:
 		s.labels, s.field = spec.GetWorkloadSelector().GetLabels(), "spec.workloadSelector"
+	case *networkingbeta.ProxyConfig:
+		s.labels = spec.GetSelector().GetMatchLabels()
 	case *networking.DestinationRule:
 		s.labels, s.field = spec.GetWorkloadSelector().GetMatchLabels(), "spec.workloadSelector"
 	case *networking.EnvoyFilter:
@@ -53,18 +56,22 @@ func parseSelection(r *config.Resource) (s selection, ok bool) {
 // selectingKinds are the kinds with a workload selector.
 var selectingKinds = []config.Kind{
 	config.PeerAuthentication, config.AuthorizationPolicy, config.RequestAuthentication, config.Telemetry, config.WasmPlugin,
-	config.Sidecar, config.EnvoyFilter, config.DestinationRule,
+	config.Sidecar, config.EnvoyFilter, config.DestinationRule, config.ProxyConfig,
 }
 
 // exclusiveKinds are the kinds of which only one document applies to a workload.
-var exclusiveKinds = []config.Kind{config.PeerAuthentication, config.Sidecar, config.Telemetry}
+var exclusiveKinds = []config.Kind{config.PeerAuthentication, config.Sidecar, config.Telemetry, config.ProxyConfig}
 
 // checkSelectors reports documents that select no workload, and several documents of an exclusive kind for the same
 // workloads.
 func (c *snapshotCheck) checkSelectors() {
 	for _, kind := range selectingKinds {
 		first := map[string]*config.Resource{}
-		for _, r := range config.SortByAge(c.s.Resources(kind)) {
+		documents := config.SortByAge(c.s.Resources(kind))
+		if slices.Contains(exclusiveKinds, kind) {
+			c.checkOverlap(documents)
+		}
+		for _, r := range documents {
 			s, ok := parseSelection(r)
 			if !ok || s.targeted {
 				continue
@@ -73,7 +80,7 @@ func (c *snapshotCheck) checkSelectors() {
 			key := r.Namespace + "\x00" + config.FormatLabels(s.labels)
 			if before := first[key]; before != nil && slices.Contains(exclusiveKinds, kind) {
 				c.reportWarning(config.MultipleForWorkload, r, cmp.Or(labelField(s), "metadata.name"), config.FormatLabels(s.labels),
-					fmt.Sprintf("the older %s selects the same workloads and takes effect instead of this document", describeResource(before)), "merge the two documents, or give them different selectors")
+					fmt.Sprintf("%s, which %s, selects the same workloads and takes effect instead of this document", describeResource(before), config.ExplainPrecedence(before, r)), "merge the two documents, or give them different selectors")
 			}
 			first[key] = cmp.Or(first[key], r)
 		}
@@ -91,26 +98,25 @@ func (c *snapshotCheck) checkSelects(r *config.Resource, s selection) {
 	if len(s.labels) == 0 {
 		return
 	}
-	everywhere := r.Namespace == c.s.Mesh.GetRootNamespace() && r.Kind != config.Sidecar && r.Kind != config.DestinationRule
+	everywhere := r.Namespace == c.s.Mesh.GetRootNamespace() && r.Kind != config.Sidecar && r.Kind != config.DestinationRule && r.Kind != config.ProxyConfig
 	known := false
 	for _, namespace := range c.namespacesOf(r.Namespace, everywhere) {
 		found, has := c.s.Registry.Workloads(namespace, s.labels)
 		if len(found) > 0 || c.mayBeSelected(namespace, s.labels) {
 			return
 		}
-		known = known || has || len(c.selecting[namespace]) > 0
+		known = known || has
 	}
 	for _, g := range c.s.AllGateways() {
 		if canOverlap(g.Spec.GetSelector(), s.labels) {
 			return // proxies of Gateways are not in the registry
 		}
 	}
-	severity := config.Warning
-	if !known { // the registry has no workloads there, so this may be no mistake
-		severity = config.Info
+	severity, message := config.Warning, "no workload of %s has these labels: the document has no effect"
+	if !known {
+		severity, message = config.Info, "no workload of %s is known, and no Service there selects workloads with these labels"
 	}
-	c.report(config.SelectsNothing, severity, r, s.field, config.FormatLabels(s.labels),
-		fmt.Sprintf("no workload of %s has these labels: the document has no effect", scopeName(r.Namespace, everywhere)), "correct the labels or the namespace")
+	c.report(config.SelectsNothing, severity, r, s.field, config.FormatLabels(s.labels), fmt.Sprintf(message, scopeName(r.Namespace, everywhere)), "correct the labels or the namespace")
 }
 
 func scopeName(namespace string, everywhere bool) string {
@@ -134,10 +140,11 @@ func (c *snapshotCheck) namespacesOf(namespace string, everywhere bool) []string
 	return slices.Sorted(maps.Keys(names))
 }
 
-// mayBeSelected reports whether a service without endpoints selects workloads that may have these labels.
+// mayBeSelected reports whether a service without endpoints selects workloads that may have these labels, which may
+// include labels that the service does not select by.
 func (c *snapshotCheck) mayBeSelected(namespace string, labels map[string]string) bool {
-	return slices.ContainsFunc(c.servicesOf(namespace, labels), func(svc *registry.Service) bool {
-		return len(c.s.Registry.Endpoints(svc)) == 0
+	return slices.ContainsFunc(c.selecting[namespace], func(svc *registry.Service) bool {
+		return len(c.s.Registry.Endpoints(svc)) == 0 && !areDisjoint(svc.Selector, labels)
 	})
 }
 

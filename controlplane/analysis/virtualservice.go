@@ -1,8 +1,8 @@
 package analysis
 
 import (
+	"cmp"
 	"fmt"
-	"slices"
 	"strings"
 
 	networking "istio.io/api/networking/v1alpha3"
@@ -10,13 +10,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
 )
 
 func (c *snapshotCheck) checkVirtualServices() {
 	rules := c.s.VirtualServices()
-	taken := make(map[exportedHost]*snapshot.VirtualService, len(rules))
+	byHost := groupByHost(rules)
 	for _, v := range rules {
-		c.checkHosts(v, taken)
+		c.checkHosts(v, byHost)
 		if c.isStillClean(v) {
 			continue
 		}
@@ -49,8 +50,9 @@ func (c *snapshotCheck) checkRules(v *snapshot.VirtualService) {
 		at := fmt.Sprintf("spec.http[%d].delegate", i)
 		to := c.s.Delegate(v.Resource, r.GetDelegate())
 		if to == nil {
-			c.reportWarning(config.UnknownDelegate, v.Resource, at, r.GetDelegate().GetName(),
-				"no delegate VirtualService with this name is visible in this namespace, so the route is left out", "add the delegate (a VirtualService without hosts) or export it, or correct its name and namespace")
+			missing := config.MissingObject{Kind: config.VirtualService, Namespace: cmp.Or(r.GetDelegate().GetNamespace(), v.Namespace), Name: r.GetDelegate().GetName(), Effect: "the route is left out"}
+			c.reportMissing(config.UnknownDelegate, v.Resource, at, r.GetDelegate().GetName(),
+				"no delegate VirtualService with this name is visible in this namespace", missing, "add the delegate (a VirtualService without hosts) or export it, or correct its name and namespace")
 			continue
 		}
 		for j, own := range to.Spec.(*networking.VirtualService).GetHttp() {
@@ -71,34 +73,42 @@ func withoutDelegates(v *snapshot.VirtualService) *snapshot.VirtualService {
 	return &written
 }
 
-// checkHosts reports unknown hosts, and hosts that an older rule already has, because sidecars do not merge rules.
-func (c *snapshotCheck) checkHosts(v *snapshot.VirtualService, taken map[exportedHost]*snapshot.VirtualService) {
+// groupByHost returns the rules for sidecars by host, oldest first.
+func groupByHost(rules []*snapshot.VirtualService) map[string][]*snapshot.VirtualService {
+	byHost := make(map[string][]*snapshot.VirtualService, len(rules))
+	for _, v := range rules {
+		if !v.IsForGateway(snapshot.MeshGateway) {
+			continue
+		}
+		for _, host := range v.Hosts {
+			byHost[host] = append(byHost[host], v)
+		}
+	}
+	return byHost
+}
+
+// checkHosts reports unknown hosts, and hosts for which another rule takes precedence, because sidecars do not merge
+// rules.
+func (c *snapshotCheck) checkHosts(v *snapshot.VirtualService, byHost map[string][]*snapshot.VirtualService) {
 	if !v.IsForGateway(snapshot.MeshGateway) {
 		return
 	}
-	namespaces := slices.Clone(v.ExportTo)
-	slices.Sort(namespaces)
-	exported := strings.Join(namespaces, ",")
 	for i, host := range v.Hosts {
-		written, of := v.Spec.GetHosts()[i], exportedHost{host, exported}
-		if first := taken[of]; first != nil && first != v {
+		written := v.Spec.GetHosts()[i]
+		if first := snapshot.FindShadowing(v, byHost[host]); first != nil {
 			c.reportWarning(config.HostConflict, v.Resource, fmt.Sprintf("spec.hosts[%d]", i), written,
-				fmt.Sprintf("sidecars use the older %s for this host; this VirtualService has no effect on sidecars", first.Key),
+				fmt.Sprintf("sidecars use %s for this host, because it %s; this VirtualService has no effect on sidecars", describeResource(first.Resource), snapshot.ExplainRulePrecedence(first, v)),
 				"put all routes of the host into one VirtualService")
 			continue
 		}
-		taken[of] = v
 		if c.checkAlias(v.Resource, fmt.Sprintf("spec.hosts[%d]", i), written, host) {
 			continue
 		}
 		if !strings.Contains(written, ".") && written != "*" && c.lookupService(written, v.Namespace) == nil {
-			c.reportWarning(config.UnknownHost, v.Resource, fmt.Sprintf("spec.hosts[%d]", i), written, fmt.Sprintf("there is no service %s", host), c.suggestHost(written, v.Namespace))
+			c.reportMissing(config.UnknownHost, v.Resource, fmt.Sprintf("spec.hosts[%d]", i), written, "there is no service "+host, config.MissingObject{Host: host}, c.suggestHost(written, v.Namespace))
 		}
 	}
 }
-
-// exportedHost is a host of VirtualServices with the same exportTo.
-type exportedHost struct{ host, exportTo string }
 
 func (c *snapshotCheck) checkGatewayReference(v *snapshot.VirtualService, i int, gateway string) {
 	if gateway == snapshot.MeshGateway {
@@ -120,14 +130,27 @@ func (c *snapshotCheck) checkGatewayReference(v *snapshot.VirtualService, i int,
 	if n := c.suggestName(written, names); n != "" {
 		remedy = fmt.Sprintf("did you mean %q?", n)
 	}
-	c.reportWarning(config.UnknownGateway, v.Resource, fmt.Sprintf("spec.gateways[%d]", i), written, fmt.Sprintf("there is no Gateway %s: the routes do not apply to it", gateway), remedy)
+	namespace, name, _ := strings.Cut(gateway, "/")
+	missing := config.MissingObject{Kind: config.Gateway, Namespace: namespace, Name: name, Effect: "the routes do not apply to it"}
+	c.reportMissing(config.UnknownGateway, v.Resource, fmt.Sprintf("spec.gateways[%d]", i), written, "there is no Gateway "+gateway, missing, remedy)
+}
+
+// describeFailure describes what happens to the traffic that is routed to a destination without endpoints.
+func describeFailure(d snapshot.DestinationRef) string {
+	switch {
+	case d.IsMirror():
+		return "the copies of requests are dropped"
+	case d.IsHTTP():
+		return "requests to it are answered with 503"
+	}
+	return "connections to it are closed"
 }
 
 func (c *snapshotCheck) checkDestination(v *snapshot.VirtualService, d snapshot.DestinationRef) {
 	host := d.Destination.GetHost()
 	svc := c.lookupService(host, v.Namespace)
 	if svc == nil {
-		c.reportUnknownHost(v.Resource, d.Path()+".host", host, "requests to it are answered with 503")
+		c.reportUnknownHost(v.Resource, d.Path()+".host", host, describeFailure(d))
 		return
 	}
 	c.checkPort(v, d, svc)
@@ -137,17 +160,14 @@ func (c *snapshotCheck) checkDestination(v *snapshot.VirtualService, d snapshot.
 func (c *snapshotCheck) checkPort(v *snapshot.VirtualService, d snapshot.DestinationRef, svc *registry.Service) {
 	number := d.Destination.GetPort().GetNumber()
 	if number == 0 {
+		c.checkImplicitPort(v, d, svc)
 		return
 	}
 	if _, ok := svc.Port(number); ok {
 		return
 	}
-	ports := make([]string, len(svc.Ports))
-	for i, p := range svc.Ports {
-		ports[i] = fmt.Sprint(p.Number)
-	}
-	c.reportWarning(config.UnknownPort, v.Resource, d.Path()+".port.number", fmt.Sprint(number), fmt.Sprintf("%s has no port %d: requests to it are answered with 503", svc.Hostname, number),
-		"use one of its ports: "+strings.Join(ports, ", "))
+	c.reportWarning(config.UnknownPort, v.Resource, d.Path()+".port.number", fmt.Sprint(number), fmt.Sprintf("%s has no port %d: %s", svc.Hostname, number, describeFailure(d)),
+		"use one of its ports: "+phrase.List(portNumbers(svc)))
 }
 
 func (c *snapshotCheck) checkSubset(v *snapshot.VirtualService, d snapshot.DestinationRef, svc *registry.Service) {
@@ -174,10 +194,11 @@ func (c *snapshotCheck) checkSubset(v *snapshot.VirtualService, d snapshot.Desti
 		if n := c.suggestName(name, names); n != "" {
 			remedy = fmt.Sprintf("did you mean %q?", n)
 		} else if len(names) > 0 {
-			remedy = fmt.Sprintf("use one of the subsets of %s: %s", rule.From[0].Key, strings.Join(names, ", "))
+			remedy = fmt.Sprintf("use one of the subsets of %s: %s", rule.From[0].Key, phrase.List(names))
 		}
 	}
-	c.reportWarning(config.UnknownSubset, v.Resource, d.Path()+".subset", name, fmt.Sprintf("%s has no such subset: requests to it are answered with 503", svc.Hostname), remedy)
+	missing := config.MissingObject{Kind: config.DestinationRule, Host: svc.Hostname, Effect: describeFailure(d)}
+	c.reportMissing(config.UnknownSubset, v.Resource, d.Path()+".subset", name, svc.Hostname+" has no such subset", missing, remedy)
 }
 
 // selectiveRules returns the DestinationRules of a namespace with a workload selector.

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// SortByAge returns a copy of the documents sorted by age, because in Istio the oldest document takes precedence.
+// SortByAge returns a copy of the documents in order of precedence. In Istio, the oldest document takes precedence.
 func SortByAge(resources []*Resource) []*Resource {
 	out := slices.Clone(resources)
 	// Documents in files all have the same age, so they are usually sorted already.
@@ -15,7 +15,17 @@ func SortByAge(resources []*Resource) []*Resource {
 	return out
 }
 
-// CompareAge orders documents by creation time, the oldest first. Ties are broken by namespace and name.
+// CompareAge orders documents by creation time, the oldest first. As in Istio, ties are broken by name, then by
+// namespace.
 func CompareAge(a, b *Resource) int {
-	return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Namespace, b.Namespace))
+}
+
+// ExplainPrecedence returns the reason why the first of two documents takes precedence over the second, as the end of a
+// sentence about the first.
+func ExplainPrecedence(first, second *Resource) string {
+	if first.Created.Before(second.Created) {
+		return "is older"
+	}
+	return "comes first in name order"
 }

@@ -101,7 +101,11 @@ func (w *specDecoder) warnIgnored(fd protoreflect.FieldDescriptor, key *yaml.Nod
 // names.
 func (w *specDecoder) checkExclusive(m protoreflect.Message, fd protoreflect.FieldDescriptor, key *yaml.Node, at string) bool {
 	if m.Has(fd) {
-		w.refuse(key, at, "", "set twice, as "+fd.JSONName()+" and as "+fd.TextName(), "keep "+fd.JSONName())
+		message := "set twice"
+		if fd.JSONName() != fd.TextName() {
+			message += ", as " + fd.JSONName() + " and as " + fd.TextName()
+		}
+		w.refuse(key, at, "", message, "set it once, as "+fd.JSONName())
 		return false
 	}
 	group := fd.ContainingOneof()

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"strings"
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
@@ -182,8 +183,29 @@ func (f *fileParser) readDocument(root *yaml.Node, offset, nested int) {
 		return
 	}
 	r := d.read(head, f.Check)
+	if d.refused {
+		d.recordHosts(head.spec)
+	}
 	f.addRefusedPolicy(d, root)
 	f.addDocument(d, r)
+}
+
+// recordHosts records the hosts of a refused document in its problems, so that rules for these hosts can be explained.
+func (d *document) recordHosts(spec *yaml.Node) {
+	var hosts []string
+	switch d.key.Kind {
+	case ServiceEntry:
+		if list := mappingField(spec, "hosts"); list != nil && list.Kind == yaml.SequenceNode {
+			for _, host := range list.Content {
+				hosts = append(hosts, followAlias(host).Value)
+			}
+		}
+	case DestinationRule:
+		hosts = append(hosts, scalarOf(spec, "host"))
+	}
+	for i := range d.problems {
+		d.problems[i].Hosts = strings.Join(hosts, " ")
+	}
 }
 
 // addRefusedPolicy records a refused policy.

@@ -39,6 +39,7 @@ const (
 	KeysNotFetched         Code = "PF0110"
 	UnknownProvider        Code = "PF0111"
 	EndpointRefused        Code = "PF0112"
+	PortRequired           Code = "PF0113"
 )
 
 // Conflicts between documents.
@@ -59,12 +60,14 @@ const (
 	PolicyNeverAccepted Code = "PF0213"
 	// GatewayAccountUnknown reports a Gateway's Secret that no proxy receives.
 	GatewayAccountUnknown Code = "PF0214"
+	CertificateShared     Code = "PF0215"
 )
 
 // Selectors that match nothing.
 const (
 	SelectsNothing Code = "PF0301"
 	PortNotServed  Code = "PF0302"
+	PortNotExposed Code = "PF0303"
 )
 
 // Conflicts of mutual TLS and policies.
@@ -75,6 +78,7 @@ const (
 	PrincipalsUnprovable Code = "PF0404"
 	RequestUnverified    Code = "PF0405"
 	HTTPRuleOnTCP        Code = "PF0406"
+	CredentialForSidecar Code = "PF0407"
 )
 
 // Findings that depend on Envoy's response.
@@ -129,31 +133,35 @@ var codes = []CodeInfo{
 	{KeysNotFetched, "keys not fetched", "The keys of a token issuer cannot be fetched; the previously fetched keys stay in use; if there are none, all tokens of the issuer are refused.", "Make the address reachable for the control plane, correct it, or set the keys in jwks."},
 	{UnknownProvider, "unknown provider", "A policy or Telemetry names an extension provider that the mesh configuration does not define, or that cannot be reached: requests that match the policy's rules are denied; logs, traces and metrics are not produced.", "Add the provider to extensionProviders of the mesh configuration, or correct its name."},
 	{EndpointRefused, "endpoint refused", "An endpoint leads to a unix socket that the platform does not allow, to a port of the proxy itself or the control plane, or, for a gateway, to its own machine or a link-local or multicast address: proxies do not use it. A host name may resolve to the proxy's own machine, so it cannot have such a port.", "Use an address and a port that other machines reach, or allow the socket (--allow-unix-endpoints) or the network (--allow-local-endpoints)."},
+	{PortRequired, "port required", "A route names no port, and its service has several ports, but not the one at which requests arrive: they receive a 503.", "Set the destination's port.number."},
 
-	{HostConflict, "host conflict", "Two VirtualServices have routes for one host; sidecars use only the older one.", "Put all routes of the host into one VirtualService, or delegate."},
+	{HostConflict, "host conflict", "Two VirtualServices have routes for one host; sidecars use only the older one; among equally old ones, the first in name order.", "Put all routes of the host into one VirtualService, or delegate."},
 	{UnreachableRoute, "unreachable route", "A route or match is never reached: an earlier one matches all its requests, or its gateway, port or delegating route never sends it requests.", "Move the more specific match first, correct its conditions, or remove it."},
-	{RuleShadowed, "rule shadowed", "Two DestinationRules of one namespace have a traffic policy for one host; the policy of the older rule is in force.", "Merge them into one DestinationRule."},
-	{GatewayOverlap, "gateways overlap", "Two servers of Gateways for the same proxies claim one host on one port; the older one serves it.", "Remove the host from one of them."},
+	{RuleShadowed, "rule shadowed", "Two DestinationRules of one namespace have a traffic policy for one host; the policy of the older rule is in force, or of the first in name order.", "Merge them into one DestinationRule."},
+	{GatewayOverlap, "gateways overlap", "Two servers of Gateways for the same proxies claim one host on one port; the older one serves it, or the first in name order.", "Remove the host from one of them."},
 	{GatewayPortMixed, "gateway port mixed", "Two servers of Gateways for the same proxies use one port with protocols that cannot share it.", "Use another port for one of them."},
-	{ServiceHostConflict, "service host conflict", "Two services claim one host; the older one is in force.", "Merge them, or limit each to its namespace by exportTo."},
+	{ServiceHostConflict, "service host conflict", "Two services claim one host; the older one is in force, or the first in namespace order.", "Merge them, or limit each to its namespace by exportTo."},
 	{SharedAddress, "shared address", "Two services have the same address and the same TCP port: proxies treat all connections to it as connections to one of the two services.", "Change the address of one of them."},
-	{MultipleForWorkload, "several for one workload", "Several documents of one kind apply to the same workloads, but only one of them can be in force: the oldest.", "Merge them, or use selectors that do not overlap."},
-	{DuplicateSubset, "duplicate subset", "Two DestinationRules of one namespace define a subset with the same name for one host; the subset of the older rule is in force.", "Rename or remove one of them."},
+	{MultipleForWorkload, "several for one workload", "Several documents of one kind apply to the same workloads, but only one of them can be in force: the oldest, or the first in name order.", "Merge them, or use selectors that do not overlap."},
+	{DuplicateSubset, "duplicate subset", "Two DestinationRules of one namespace define a subset with the same name for one host; the subset of the older rule is in force, or of the first in name order.", "Rename or remove one of them."},
 	{WeightsNot100, "weights not 100", "The weights of a route do not add up to 100. They are used as proportions.", "Make them add up to 100 if they are percentages."},
 	{GatewayHostMissing, "gateway without the host", "A VirtualService is bound to a Gateway, but no server of the Gateway has the hosts of the VirtualService: the Gateway does not serve its routes.", "Add the host to the Gateway's server, or bind the VirtualService to another Gateway."},
 	{PortProtocols, "port of two protocols", "Two services select the same workloads and specify different protocols for the same port of these workloads: proxies use the protocol of the service whose host is first in alphabetical order.", "Use the same protocol in both, or different ports."},
 	{PolicyNeverAccepted, "policy never accepted", "An AuthorizationPolicy or PeerAuthentication is refused, and no version of it was ever accepted. Until it is corrected, all requests to the selected workloads are denied (for a PeerAuthentication: plaintext connections are refused). The policy protects nothing if its selector cannot be read, if none of its targets is a Gateway, or with --on-invalid-policy=ignore.", "Correct the document as its other findings describe."},
 	{GatewayAccountUnknown, "gateway account unknown", "The Gateway selects no known workload with a service account in the namespace of its Secret: no proxy receives the Secret, and the server is not available. For a DestinationRule, no Gateway selects one: no gateway receives the Secret, and requests through gateways fail.", "Name the gateway's service account in the Secret's annotation pilotfish.dev/service-accounts, or add a WorkloadEntry of the gateway with its labels and serviceAccount."},
+	{CertificateShared, "certificate shared", "Two HTTPS servers of Gateways for the same proxies use one certificate on one port for different hosts. A client may reuse its HTTP/2 connection to one host for the other, and then receives a 404.", "Put the hosts into one server, or use a certificate for each host."},
 
-	{SelectsNothing, "selects nothing", "The document's selector matches no known workload and no known service: the document has no effect.", "Correct the labels or the namespace."},
+	{SelectsNothing, "selects nothing", "The document's selector matches no known workload and no known service: the document has no effect. If no workload is known in the namespace, the severity is info.", "Correct the labels or the namespace."},
 	{PortNotServed, "port not served", "A policy names a port that none of the selected workloads serves.", "Use the port of the workload (targetPort), not that of the service."},
+	{PortNotExposed, "port not exposed", "No Service of a Gateway's workloads has the port of one of its servers: clients that use the Service cannot reach this server.", "Add the port to the Service, or correct it in the Gateway."},
 
 	{PlaintextToStrict, "plaintext to strict", "A DestinationRule makes clients use plaintext, or TLS without the mesh's certificates, but the workloads accept only mutual TLS: the requests fail.", "Remove trafficPolicy.tls, or use ISTIO_MUTUAL; or make the PeerAuthentication PERMISSIVE."},
 	{StrictWithoutSidecar, "strict without sidecar", "STRICT mutual TLS is configured for a workload without a sidecar: it is not enforced.", "Add a sidecar to the workload (label security.istio.io/tlsMode: istio)."},
 	{MutualToPlaintext, "mutual TLS to plaintext", "A DestinationRule makes clients use the mesh's mutual TLS, but no endpoint supports it: the requests fail.", "Remove trafficPolicy.tls, or add sidecars to the workloads."},
 	{PrincipalsUnprovable, "principals unprovable", "A policy matches principals or namespaces of clients, but mutual TLS is disabled for its workloads: clients cannot prove who they are.", "Enable mutual TLS there, or match by ipBlocks."},
-	{RequestUnverified, "request unverified", "A policy requires claims of a token, but no RequestAuthentication verifies tokens for its workloads: no request can meet the condition.", "Add a RequestAuthentication for the same workloads."},
+	{RequestUnverified, "request unverified", "A policy or a route requires claims of a token, but no RequestAuthentication verifies tokens for its workloads: no request can meet the condition.", "Add a RequestAuthentication for the same workloads."},
 	{HTTPRuleOnTCP, "HTTP rule on TCP", "A policy matches HTTP attributes at a port that does not use HTTP: an ALLOW rule never matches at this port (severity info), and a DENY rule ignores these attributes and refuses connections. Or a CUSTOM policy with an HTTP provider applies to a port that does not use HTTP: connections that match it are denied.", "Limit the rule to the HTTP ports by to.operation.ports, or name the port http-…."},
+	{CredentialForSidecar, "credential not for sidecars", "A DestinationRule without a workloadSelector has a credentialName: only gateways can use it, and requests from sidecars receive a 503.", "Select the calling workloads with workloadSelector, or export the rule only to the namespace of the gateway."},
 
 	{RejectedByEnvoy, "rejected by Envoy", "An Envoy rejected the resources that were generated from these documents; its previous resources stay in force.", "Check the reported documents, beginning with the first."},
 	{PatchSkipped, "patch skipped", "Envoy would reject the result of an EnvoyFilter's patch: the control plane skips the patch for this resource and applies the other patches.", "Correct the patch's value, or restrict its match."},

@@ -221,11 +221,14 @@ func describeUnsupportedTargets(spec proto.Message) string {
 	return fmt.Sprintf("its target is a %s, but this mesh has no waypoints: only a Gateway of gateway.networking.k8s.io can be a target", refs[0].GetKind())
 }
 
-// PolicyTargets returns the targets of a policy for workloads.
-func PolicyTargets(p interface {
+// TargetingSpec is implemented by the specs of policies for workloads.
+type TargetingSpec interface {
 	GetTargetRef() *typev1beta1.PolicyTargetReference
 	GetTargetRefs() []*typev1beta1.PolicyTargetReference
-}) []*typev1beta1.PolicyTargetReference {
+}
+
+// PolicyTargets returns the targets of a policy for workloads.
+func PolicyTargets(p TargetingSpec) []*typev1beta1.PolicyTargetReference {
 	refs := p.GetTargetRefs()
 	if ref := p.GetTargetRef(); ref != nil {
 		refs = append(refs[:len(refs):len(refs)], ref)

@@ -181,6 +181,18 @@ type Problem struct {
 	Message string `json:"message"`
 	// Remedy describes how to fix the problem.
 	Remedy string `json:"remedy,omitempty"`
+	// Missing is the object whose absence the problem reports, or the zero value.
+	Missing MissingObject `json:"-"`
+	// Hosts are the hosts, separated by spaces, for which a refused ServiceEntry or DestinationRule is.
+	Hosts string `json:"-"`
+}
+
+// MissingObject identifies an object to which a document refers. Its fields may be empty if any value fits.
+type MissingObject struct {
+	Kind            Kind // empty for a service, which may be of several kinds
+	Namespace, Name string
+	Host            string // the full name of a host
+	Effect          string // what the absence causes
 }
 
 func (p Problem) String() string {

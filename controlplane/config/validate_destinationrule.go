@@ -112,6 +112,9 @@ func (s validator) checkLoadBalancer(lb *networking.LoadBalancerSettings) {
 	s.field("warmupDurationSecs").checkMilliseconds(lb.GetWarmupDurationSecs())
 	if w := lb.GetWarmup(); w != nil {
 		s.field("warmup").field("duration").checkMilliseconds(w.GetDuration())
+		if w.GetDuration() == nil {
+			s.field("warmup").warnNoEffect("", "has no effect without a duration", "set duration, as in 30s")
+		}
 		s.field("warmup").field("minimumPercent").checkPercent(w.GetMinimumPercent().GetValue())
 	}
 	s.field("localityLbSetting").checkLocalities(lb.GetLocalityLbSetting())
@@ -219,6 +222,7 @@ func (s validator) checkClientTLS(t *networking.ClientTLSSettings) {
 		return
 	}
 	s.checkClientRevocations(t)
+	s.checkUnverified(t)
 	files := map[string]string{"clientCertificate": t.GetClientCertificate(), "privateKey": t.GetPrivateKey(), "caCertificates": t.GetCaCertificates()}
 	switch t.GetMode() {
 	case networking.ClientTLSSettings_MUTUAL:
@@ -235,6 +239,20 @@ func (s validator) checkClientTLS(t *networking.ClientTLSSettings) {
 				s.field(name).warn(file, "has no effect with mode DISABLE", "remove the field, or set the mode to SIMPLE, MUTUAL or ISTIO_MUTUAL")
 			}
 		}
+	}
+}
+
+// checkUnverified reports settings for the verification of a server that insecureSkipVerify disables.
+func (s validator) checkUnverified(t *networking.ClientTLSSettings) {
+	if !t.GetInsecureSkipVerify().GetValue() {
+		return
+	}
+	const message, remedy = "has no effect, because insecureSkipVerify disables the verification of the server", "remove insecureSkipVerify, or this field"
+	if file := t.GetCaCertificates(); file != "" {
+		s.field("caCertificates").warnNoEffect(file, message, remedy)
+	}
+	if names := t.GetSubjectAltNames(); len(names) > 0 {
+		s.field("subjectAltNames").warnNoEffect(strings.Join(names, ", "), message, remedy)
 	}
 }
 

@@ -135,6 +135,17 @@ func (s validator) checkCORS(c *networking.CorsPolicy) {
 	s.field("allowMethods").checkHeaderValue(strings.Join(c.GetAllowMethods(), ","))
 	s.field("allowHeaders").checkHeaderValue(strings.Join(c.GetAllowHeaders(), ","))
 	s.field("exposeHeaders").checkHeaderValue(strings.Join(c.GetExposeHeaders(), ","))
+	s.warnInvalidHeaders("allowHeaders", c.GetAllowHeaders())
+	s.warnInvalidHeaders("exposeHeaders", c.GetExposeHeaders())
+}
+
+// warnInvalidHeaders reports names in a list that no header can have.
+func (s validator) warnInvalidHeaders(field string, names []string) {
+	for i, name := range names {
+		if !headerToken.MatchString(name) || strings.HasPrefix(name, ":") {
+			s.item(field, i).warnNoEffect(name, "not the name of a header, so it matches none", "use letters, digits and '-'; list each name separately")
+		}
+	}
 }
 
 func (s validator) checkHeaderOperation(header, value string) {

@@ -70,6 +70,8 @@ func (s validator) checkProviderValues(p *meshconfig.MeshConfig_ExtensionProvide
 		s.field("envoyFileAccessLog").field("path").checkLogPath(p.EnvoyFileAccessLog.GetPath())
 	case *meshconfig.MeshConfig_ExtensionProvider_Opentelemetry:
 		s.field("opentelemetry").checkCollector(p.Opentelemetry)
+	case *meshconfig.MeshConfig_ExtensionProvider_EnvoyExtAuthzHttp:
+		s.field("envoyExtAuthzHttp").checkAuthorizerHeaders(p.EnvoyExtAuthzHttp)
 	case *meshconfig.MeshConfig_ExtensionProvider_Zipkin:
 		s.field("zipkin").field("path").checkHeaderValue(p.Zipkin.GetPath())
 	}
@@ -91,6 +93,15 @@ func (s validator) checkCollector(p *meshconfig.MeshConfig_ExtensionProvider_Ope
 			at.item("initialMetadata", i).checkProviderHeader(header)
 		}
 	}
+}
+
+// checkAuthorizerHeaders reports names of forwarded headers that no header can have. Names may be patterns with a
+// wildcard.
+func (s validator) checkAuthorizerHeaders(p *meshconfig.MeshConfig_ExtensionProvider_EnvoyExternalAuthorizationHttpProvider) {
+	s.warnInvalidHeaders("includeRequestHeadersInCheck", p.GetIncludeRequestHeadersInCheck())
+	s.warnInvalidHeaders("headersToUpstreamOnAllow", p.GetHeadersToUpstreamOnAllow())
+	s.warnInvalidHeaders("headersToDownstreamOnDeny", p.GetHeadersToDownstreamOnDeny())
+	s.warnInvalidHeaders("headersToDownstreamOnAllow", p.GetHeadersToDownstreamOnAllow())
 }
 
 func (s validator) checkProviderHeader(h *meshconfig.MeshConfig_ExtensionProvider_HttpHeader) {

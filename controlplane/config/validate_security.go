@@ -19,6 +19,9 @@ func validatePeerAuthentication(s validator, pa *security.PeerAuthentication) {
 	if len(ports) > 0 && len(pa.GetSelector().GetMatchLabels()) == 0 {
 		s.field("portLevelMtls").refuse("", "port-level settings require a selector", "add a selector, or remove portLevelMtls")
 	}
+	if _, written := s.d.positions[s.path+".portLevelMtls"]; written && len(ports) == 0 {
+		s.field("portLevelMtls").warnNoEffect("", "lists no port, so the mode of the workload applies to all ports", "list a port and its mode, or remove it")
+	}
 	for _, port := range slices.Sorted(maps.Keys(ports)) {
 		s.field("portLevelMtls").key(fmt.Sprint(port)).checkPort(port)
 	}

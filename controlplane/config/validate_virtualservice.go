@@ -163,9 +163,11 @@ func (s validator) checkHeaderMatches(matches map[string]*networking.StringMatch
 		case len(name) > maxHeader:
 			at.refuse(name, fmt.Sprintf("the name of the claim has %d bytes; at most %d are allowed", len(name), maxHeader), "shorten it")
 		}
-		switch pseudo := strings.ToLower(name); pseudo {
-		case ":path", ":method", ":authority", ":scheme":
+		switch pseudo := strings.ToLower(name); {
+		case pseudo == ":path" || pseudo == ":method" || pseudo == ":authority" || pseudo == ":scheme":
 			at.warn(name, "a route cannot match this as a header", "use uri, method, authority or scheme")
+		case strings.HasPrefix(name, ":"):
+			at.warnNoEffect(name, "no request has a header of this name, which only fields of the request line have", "remove the colon")
 		}
 		at.checkStringMatch(match)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
+	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
 	"github.com/pilotfish-mesh/pilotfish/internal/redact"
 )
 
@@ -184,7 +185,7 @@ func serverText(server *networking.Server) string {
 }
 
 func (d *Description) addOutbound(scope *snapshot.Scope) {
-	d.Scope = append(d.Scope, fmt.Sprintf("%d services", len(scope.Services)))
+	d.Scope = append(d.Scope, phrase.Count(len(scope.Services), "service"))
 	if scope.Sidecar != nil {
 		d.Scope = append(d.Scope, fmt.Sprintf("limited by %s (%s)", scope.Sidecar.Key, scope.Sidecar.Origin))
 	}
@@ -224,7 +225,7 @@ func (d *Description) addOutboundRules(scope *snapshot.Scope) {
 			case scope.VirtualService(host) == vs:
 				hosts = append(hosts, host)
 			default:
-				dead = append(dead, "an older VirtualService applies to "+host)
+				dead = append(dead, explainShadowing(scope.VirtualService(host), vs, host))
 			}
 		}
 		if len(hosts) == 0 {
@@ -234,6 +235,15 @@ func (d *Description) addOutboundRules(scope *snapshot.Scope) {
 		d.Outbound = append(d.Outbound, newDocument(vs.Resource, slices.Concat(
 			[]string{"calls to " + strings.Join(hosts, ", ")}, requestText(vs.Spec), connectionText(vs.Spec))...))
 	}
+}
+
+// explainShadowing returns why a VirtualService does not apply to one of its hosts. inForce is the one that applies, or
+// nil.
+func explainShadowing(inForce, vs *snapshot.VirtualService, host string) string {
+	if inForce == nil {
+		return "no rule applies to " + host
+	}
+	return fmt.Sprintf("%s applies to %s, because it %s", inForce.Key, host, snapshot.ExplainRulePrecedence(inForce, vs))
 }
 
 // addOthers lists the remaining documents that select the workload.

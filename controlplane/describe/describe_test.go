@@ -129,7 +129,7 @@ Serves page.shop.svc.cluster.local:7000 (TCP, on port 7000 of the workload)
   accepts plaintext only (DISABLE), as PeerAuthentication shop/page specifies
 
 `, `VirtualService shop/second  a.yaml:12:1
-      has no effect: an older VirtualService applies to page.shop.svc.cluster.local
+      has no effect: VirtualService shop/first applies to page.shop.svc.cluster.local, because it comes first in name order
 `, "ALLOW_ANY"},
 			lacks: []string{"way-in"},
 		},

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
+	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
 )
 
 // requestText describes the HTTP routes.
@@ -132,13 +133,13 @@ func trafficText(t snapshot.Traffic) []string {
 	}
 	pool := t.ConnectionPool
 	if n := pool.GetTcp().GetMaxConnections(); n > 0 {
-		out = append(out, fmt.Sprintf("at most %d connections", n))
+		out = append(out, "at most "+phrase.Count(n, "connection"))
 	}
 	if n := pool.GetHttp().GetHttp1MaxPendingRequests(); n > 0 {
-		out = append(out, fmt.Sprintf("at most %d pending requests", n))
+		out = append(out, "at most "+phrase.Count(n, "pending request"))
 	}
 	if n := pool.GetHttp().GetHttp2MaxRequests(); n > 0 {
-		out = append(out, fmt.Sprintf("at most %d concurrent requests", n))
+		out = append(out, "at most "+phrase.Count(n, "concurrent request"))
 	}
 	if o := t.OutlierDetection; o != nil {
 		out = append(out, fmt.Sprintf("endpoints are ejected after %d consecutive errors (5xx)", max(o.GetConsecutive_5XxErrors().GetValue(), o.GetConsecutiveGatewayErrors().GetValue())))

@@ -9,7 +9,8 @@ import (
 )
 
 // sortByPrecedence orders documents by their precedence for a hostname: Kubernetes Services, then by age, then by
-// namespace and name.
+// namespace and name. In Istio, the name of a ServiceEntry's service is its hostname, so among equals the namespace
+// decides.
 func sortByPrecedence(sources []*source) []*source {
 	sorted := slices.Clone(sources)
 	slices.SortStableFunc(sorted, func(a, b *source) int {
@@ -52,10 +53,13 @@ func IsExportedToAll(exportTo []string) bool {
 }
 
 func conflictProblem(s *source, i int, winner *Service, owner *source) config.Problem {
-	field := "spec.hosts"
-	message := fmt.Sprintf("%s, at %s, has the same host and takes precedence because it is older, so proxies do not use this service", winner.Source, owner.resource.Origin)
+	field, reason := "spec.hosts", config.ExplainPrecedence(owner.resource, s.resource)
+	if kindRank(owner) < kindRank(s) {
+		reason = "is a Kubernetes Service"
+	}
+	message := fmt.Sprintf("%s, at %s, has the same host and takes precedence because it %s, so proxies do not use this service", winner.Source, owner.resource.Origin, reason)
 	if winner.Namespace != s.resource.Namespace {
-		message = fmt.Sprintf("%s, at %s, has the same host; clients outside both namespaces use %[1]s, because it is older", winner.Source, owner.resource.Origin)
+		message = fmt.Sprintf("%s, at %s, has the same host; clients outside both namespaces use %[1]s, because it %[3]s", winner.Source, owner.resource.Origin, reason)
 	}
 	return withCode(config.ServiceHostConflict, problemAt(s.resource, field, s.services[i].Hostname, message,
 		"merge the two documents, or limit each to its namespace with exportTo"))

@@ -25,6 +25,12 @@ func (p DestinationRef) Path() string {
 	return fmt.Sprintf("spec.%s[%d].%s[%d].destination", p.list, p.route, p.field, p.index)
 }
 
+// IsMirror reports whether the destination receives copies of requests, whose responses are dropped.
+func (p DestinationRef) IsMirror() bool { return p.field == "mirror" || p.field == "mirrors" }
+
+// IsHTTP reports whether requests, not connections, are routed to the destination.
+func (p DestinationRef) IsHTTP() bool { return p.list == "http" }
+
 // Destinations returns all destinations of a VirtualService.
 func Destinations(vs *networking.VirtualService) iter.Seq[DestinationRef] {
 	return func(yield func(DestinationRef) bool) {

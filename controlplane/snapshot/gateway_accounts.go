@@ -22,6 +22,14 @@ type Workload struct {
 	Labels                    map[string]string
 }
 
+// PlatformWorkloads returns the workloads that the platform reports. The registry does not contain them.
+func (s *Snapshot) PlatformWorkloads() []Workload {
+	if s.gatewayAccounts == nil {
+		return nil
+	}
+	return s.gatewayAccounts.Workloads
+}
+
 // IsGatewayAccount reports whether a service account may receive the Secrets in a namespace to which a Gateway refers.
 func (s *Snapshot) IsGatewayAccount(g Gateway, namespace, account string) bool {
 	return s.anyGatewayAccount(g, namespace, func(known string) bool { return known == account })

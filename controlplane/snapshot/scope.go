@@ -25,7 +25,7 @@ type Scope struct {
 	AllowAny bool
 	// Services are the visible services, sorted by hostname. Each hostname has one service.
 	Services []*registry.Service
-	// VirtualServices are the rules for sidecars, oldest first.
+	// VirtualServices are the rules for sidecars, in order of precedence.
 	VirtualServices []*VirtualService
 	// SourceLabels contains the label keys by which these rules match clients, sorted.
 	SourceLabels []string
@@ -93,7 +93,7 @@ func (sc *Scope) Hostname(host, namespace string) string { return sc.resolve(hos
 func (sc *Scope) DestinationRule(svc *registry.Service) *DestinationRule { return sc.rules[svc] }
 
 // VirtualService returns the sidecar rule for a host, or nil. If several rules match, it returns the rule with the most
-// specific host. If several rules have that host, it returns the oldest.
+// specific host. If several rules have that host, it returns the first in order of precedence.
 func (sc *Scope) VirtualService(host string) *VirtualService {
 	v, _ := sc.vsByHost.find(host)
 	return v
@@ -236,10 +236,7 @@ func (w *meshIndex) newScope(namespace string, sidecar *config.Resource, own map
 
 func (w *meshIndex) addVirtualServices(sc *Scope, egress EgressHosts) {
 	byHost := map[string]*VirtualService{}
-	for _, v := range w.virtualServices.byGateway[MeshGateway] {
-		if !v.VisibleTo(sc.Namespace) {
-			continue
-		}
+	for _, v := range sortForNamespace(w.virtualServices.byGateway[MeshGateway], sc.Namespace) {
 		seen := false
 		for _, h := range v.Hosts {
 			if !egress.Contains(v.Namespace, h) {

@@ -179,13 +179,7 @@ func (s *Snapshot) Delegate(rule *config.Resource, named *networking.Delegate) *
 }
 
 // VirtualServicesForGateway returns the VirtualServices of a gateway ("namespace/name") that are exported to the
-// namespace, oldest first.
+// namespace, in order of precedence.
 func (s *Snapshot) VirtualServicesForGateway(gateway, namespace string) []*VirtualService {
-	var out []*VirtualService
-	for _, v := range s.index.virtualServices.byGateway[gateway] {
-		if v.VisibleTo(namespace) {
-			out = append(out, v)
-		}
-	}
-	return out
+	return sortForNamespace(s.index.virtualServices.byGateway[gateway], namespace)
 }

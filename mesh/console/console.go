@@ -13,6 +13,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
@@ -62,7 +63,7 @@ func IsTerminal(out io.Writer) bool {
 // Print writes one event. It writes log lines only if logs is set, and always writes problems.
 func (p *Printer) Print(e mesh.Event, logs bool) {
 	if e.Dropped > 0 {
-		p.writeLine("", p.paint(dim, fmt.Sprintf("(%d lines of output dropped: the terminal was too slow)", e.Dropped)))
+		p.writeLine("", p.paint(dim, fmt.Sprintf("(%s of output dropped: the terminal was too slow)", phrase.Count(e.Dropped, "line"))))
 	}
 	switch e.Kind {
 	case mesh.MeshStarting:
