@@ -17,8 +17,8 @@ import (
 
 const loadStatsMetadata = "LOAD_STATS_CONFIG_JSON"
 
-// profilePath is the file to which Envoy's admin interface writes CPU profiles, if Envoy was built with a profiler. It is
-// in the volume of Istio's sidecars that Envoy's user may write to.
+// profilePath is the file to which Envoy's admin interface writes CPU profiles, if Envoy was built with a profiler. It
+// is in the volume of Istio's sidecars to which Envoy's user may write.
 const profilePath = "/var/lib/istio/data/envoy.prof"
 
 // Build returns the bootstrap for c. It ignores Override and Custom. The result is deterministic.
@@ -30,7 +30,7 @@ func Build(c Config) (*bootstrapv3.Bootstrap, error) {
 	return b, a.pack()
 }
 
-// assemble returns the bootstrap and the messages of its Any fields, which are not serialized yet.
+// assemble returns the bootstrap, and the messages of its Any fields. These messages are not serialized yet.
 func assemble(c Config) (*bootstrapv3.Bootstrap, *anyBuilder, error) {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -50,7 +50,7 @@ func assemble(c Config) (*bootstrapv3.Bootstrap, *anyBuilder, error) {
 		OverloadManager:     overloadManager(c, a),
 		Admin:               &bootstrapv3.Admin{Address: c.adminListener(), ProfilePath: profilePath},
 		ClusterManager:      clusterManager(c, a),
-		// Envoy creates the statistics of a cluster's traffic when the first request uses the cluster.
+		// Envoy then creates the statistics of a cluster's traffic only when the first request uses the cluster.
 		DeferredStatOptions: &bootstrapv3.Bootstrap_DeferredStatOptions{EnableDeferredCreationStats: true},
 		//lint:ignore SA1019 control planes, such as Istio's, expect the tracer in the bootstrap
 		Tracing:          httpTracing(c, a),
@@ -65,14 +65,14 @@ func assemble(c Config) (*bootstrapv3.Bootstrap, *anyBuilder, error) {
 	return b, a, a.err
 }
 
-// JSON returns a bootstrap as indented JSON for human readers, with the names of enumeration values. The bytes are
+// JSON returns a bootstrap as indented JSON for users to read, with the names of enumeration values. The output is
 // deterministic.
 func JSON(b *bootstrapv3.Bootstrap) ([]byte, error) {
 	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(b)
 	if err != nil {
 		return nil, fmt.Errorf("bootstrap: encoding the bootstrap as JSON: %w", err)
 	}
-	// protojson varies its white space on purpose. Indenting the result makes it deterministic.
+	// protojson varies its white space deliberately. Indentation makes the output deterministic.
 	var out bytes.Buffer
 	if err := json.Indent(&out, raw, "", "  "); err != nil {
 		return nil, fmt.Errorf("bootstrap: indenting the bootstrap's JSON: %w", err)
@@ -81,8 +81,8 @@ func JSON(b *bootstrapv3.Bootstrap) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// dynamicResources makes Envoy request listeners and clusters from the agent. There is no initial fetch timeout: Envoy
-// waits, because a proxy without configuration must not become ready.
+// dynamicResources makes Envoy request listeners and clusters from the agent. It sets no initial fetch timeout, so that
+// Envoy waits: a proxy without configuration must not become ready.
 func dynamicResources(c Config) *bootstrapv3.Bootstrap_DynamicResources {
 	apiType := corev3.ApiConfigSource_DELTA_GRPC
 	if c.SotW && c.Type != Waypoint {
@@ -114,8 +114,8 @@ func internalListener(a *anyBuilder) *corev3.TypedExtensionConfig {
 	}
 }
 
-// clusterManager makes each worker create a cluster at its first request, because a proxy never uses most clusters of a
-// mesh.
+// clusterManager returns a configuration with which each worker creates a cluster only when it receives the first
+// request for it. A proxy never uses most clusters of a mesh.
 func clusterManager(c Config, a *anyBuilder) *bootstrapv3.ClusterManager {
 	m := &bootstrapv3.ClusterManager{
 		EnableDeferredClusterCreation: true,
@@ -131,7 +131,7 @@ func clusterManager(c Config, a *anyBuilder) *bootstrapv3.ClusterManager {
 }
 
 // loadReports returns the destination of Envoy's load reports from the node metadata, or nil if the metadata has none.
-// If the entry has no gRPC services, the destination is the control plane.
+// If the metadata specifies no gRPC services, the destination is the control plane.
 func loadReports(c Config, a *anyBuilder) *corev3.ApiConfigSource {
 	text, ok := c.Metadata[loadStatsMetadata].(string)
 	if !ok || text == "" {
@@ -149,8 +149,8 @@ func loadReports(c Config, a *anyBuilder) *corev3.ApiConfigSource {
 	return source
 }
 
-// anyBuilder creates Any fields, whose messages pack serializes at the end. It also records the first error that a
-// function passes to fail.
+// anyBuilder creates Any fields. The method pack serializes their messages at the end. anyBuilder also records the
+// first error that a function passes to fail.
 type anyBuilder struct {
 	messages map[*anypb.Any]proto.Message
 	order    []*anypb.Any // in order of creation: a nested message precedes the message that contains it
@@ -159,7 +159,7 @@ type anyBuilder struct {
 
 func newAnyBuilder() *anyBuilder { return &anyBuilder{messages: map[*anypb.Any]proto.Message{}} }
 
-// add returns an Any for the message. pack serializes the message into it later.
+// add returns an Any for the message. pack later serializes the message into it.
 func (a *anyBuilder) add(m proto.Message) *anypb.Any {
 	packed := &anypb.Any{TypeUrl: "type.googleapis.com/" + string(m.ProtoReflect().Descriptor().FullName())}
 	a.messages[packed] = m

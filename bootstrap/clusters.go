@@ -23,13 +23,13 @@ const (
 	xdsCluster   = "xds-grpc"
 )
 
-// maxStreams is the threshold of the circuit breakers of xds-grpc. One Envoy never opens so many streams.
+// maxStreams is the limit of the circuit breakers of xds-grpc. An Envoy never opens that many streams.
 const maxStreams = 100000
 
-// localCluster is the cluster of the proxy's own workload. Envoy uses it to count the workload's instances per zone.
+// localCluster is the cluster with the proxy's own workload. Envoy uses it to count the workload's instances per zone.
 const localCluster = "local_cluster"
 
-// localFetchTimeout limits how long Envoy waits at start for the endpoints of its own workload.
+// localFetchTimeout limits how long a starting Envoy waits for the endpoints of its own workload.
 const localFetchTimeout = 2 * time.Second
 
 const httpProtocolOptions = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
@@ -51,7 +51,7 @@ func staticClusters(c Config, a *anyBuilder) []*clusterv3.Cluster {
 	return clusters
 }
 
-// secretFilesCluster returns the name of the cluster that serves secrets from files.
+// secretFilesCluster returns the name of the cluster from which Envoy requests secrets that are in files.
 func (c Config) secretFilesCluster() string {
 	if c.FilesSocket != "" {
 		return filesCluster
@@ -85,8 +85,8 @@ func newStaticCluster(name string, address *corev3.Address, connectTimeout time.
 	}
 }
 
-// statName returns the name of a cluster in statistics. Istio's control plane ends the names of its clusters with the same
-// separator.
+// statName returns the name of a cluster in statistics. Istio's control plane adds the same separator to the names of
+// its clusters.
 func statName(cluster string) string { return cluster + ";" }
 
 func grpcCluster(name, socket string, options *upstreamhttpv3.HttpProtocolOptions, a *anyBuilder) *clusterv3.Cluster {
@@ -95,7 +95,7 @@ func grpcCluster(name, socket string, options *upstreamhttpv3.HttpProtocolOption
 	return c
 }
 
-// useHTTP2 adds HTTP/2 to the options and sets them on the cluster. options may be nil.
+// useHTTP2 sets the options, with HTTP/2 added, on the cluster. options may be nil.
 func useHTTP2(c *clusterv3.Cluster, options *upstreamhttpv3.HttpProtocolOptions, a *anyBuilder) {
 	if options == nil {
 		options = &upstreamhttpv3.HttpProtocolOptions{}
@@ -113,7 +113,7 @@ func useHTTP2(c *clusterv3.Cluster, options *upstreamhttpv3.HttpProtocolOptions,
 // newXDSCluster returns the cluster of the ADS stream. Its circuit breakers never reject the stream, and TCP keepalive
 // detects a lost connection.
 func newXDSCluster(c Config, a *anyBuilder) *clusterv3.Cluster {
-	// Each stream has its own connection, so that a new stream is not queued behind a failing connection.
+	// Each stream has its own connection, so that a new stream does not wait for a failing connection.
 	options := c.secretOptions(a)
 	options.CommonHttpProtocolOptions = &corev3.HttpProtocolOptions{MaxRequestsPerConnection: wrapperspb.UInt32(1)}
 	cluster := grpcCluster(xdsCluster, c.XDSSocket, options, a)
@@ -134,14 +134,15 @@ func newXDSCluster(c Config, a *anyBuilder) *clusterv3.Cluster {
 	return cluster
 }
 
-// usesSelfDiscovery reports whether Envoy requests the endpoints of the proxy's own workload, for zone-aware routing.
+// usesSelfDiscovery reports whether Envoy requests the endpoints of its own workload, for zone-aware routing.
 func (c Config) usesSelfDiscovery() bool {
 	enabled, _ := strconv.ParseBool(fmt.Sprint(c.Metadata["ENABLE_SELF_DISCOVERY"]))
 	return enabled && c.Type == Sidecar
 }
 
 // newLocalCluster returns the local cluster, whose endpoints Envoy requests by ADS. Envoy requires that this cluster is
-// static. Its initial fetch has a timeout, because a control plane that does not know the cluster never responds.
+// in the bootstrap. Its initial fetch has a timeout, because a control plane that does not know the cluster never
+// responds to the request.
 func newLocalCluster() *clusterv3.Cluster {
 	return &clusterv3.Cluster{
 		Name:                 localCluster,

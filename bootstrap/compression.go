@@ -19,21 +19,21 @@ type encoding struct {
 	library func() proto.Message
 }
 
-// encodings are the supported compression algorithms for statistics, best first, with the names that the annotation
-// uses. Envoy selects the algorithm that the client prefers.
+// encodings are the supported compression algorithms for statistics, with the names that the annotation uses. The best
+// is first. Envoy selects the algorithm that the client prefers.
 var encodings = []encoding{
 	{"brotli", func() proto.Message { return &brotliv3.Brotli{} }},
 	{"zstd", func() proto.Message { return &zstdv3.Zstd{} }},
 	{"gzip", func() proto.Message { return &gzipv3.Gzip{} }},
 }
 
-// metricsContentTypes are the content types of metrics. Envoy compresses only some of them by default.
+// metricsContentTypes are the content types of metrics. By default, Envoy does not compress all of them.
 var metricsContentTypes = []string{
 	"text/plain", "application/vnd.google.protobuf", "application/openmetrics-text", "application/openmetrics-protobuf",
 }
 
-// compressors returns filters for the encodings in the pod's annotation. Without the annotation, it returns filters for
-// all encodings, or none if ProxyConfig disables compression.
+// compressors returns compression filters for the encodings in the pod's annotation. Without the annotation, it returns
+// filters for all encodings, or none if ProxyConfig disables compression.
 func compressors(c Config, a *anyBuilder) []*hcmv3.HttpFilter {
 	wanted := splitList(strings.ReplaceAll(c.Annotations[annotationCompress], " ", ""))
 	if !slices.ContainsFunc(wanted, isEncoding) {

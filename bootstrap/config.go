@@ -1,8 +1,8 @@
 // Package bootstrap builds the Envoy bootstrap of one proxy from its identity and settings. It uses Envoy's own types,
 // so that every value is quoted, escaped and named correctly for any input.
 //
-// The names, ports, clusters and listeners are those of Istio's sidecars. So control planes, dashboards and probes that
-// were made for Istio's sidecars also work with this bootstrap.
+// The names, ports, clusters and listeners are those of Istio's sidecars. Control planes, dashboards and probes for
+// Istio's sidecars therefore also work with this bootstrap.
 package bootstrap
 
 import (
@@ -30,7 +30,7 @@ const (
 // Config contains all inputs of a bootstrap.
 type Config struct {
 	Type Type
-	// IPs are the proxy's addresses. The first is part of the node ID. At least one is required.
+	// IPs are the proxy's addresses. At least one is required. The first is part of the node ID.
 	IPs            []netip.Addr
 	Name           string // name of the pod or workload
 	Namespace      string
@@ -40,25 +40,26 @@ type Config struct {
 	Annotations    map[string]string
 	// Metadata is added to the node's metadata unchanged. Entries that this package sets override it.
 	Metadata map[string]any
-	// Locality is region/zone/subzone. It is used if the proxy's labels contain no locality.
+	// Locality is region/zone/subzone. It applies only if the proxy's labels contain no locality.
 	Locality string
 	// ProxyConfig contains ports, names, statistics and runtime values. Required.
 	ProxyConfig *meshv1.ProxyConfig
-	// ControlPlaneSANs are the names that are accepted in the control plane's certificate. The node metadata contains
-	// them as PILOT_SAN.
+	// ControlPlaneSANs are the subject names that the agent accepts in the control plane's certificate. The node
+	// metadata contains them as PILOT_SAN.
 	ControlPlaneSANs []string
 	// ControlPlaneRoot is the file of root certificates that verify the control plane. The node metadata contains it as
 	// XDS_ROOT_CERT.
 	ControlPlaneRoot string
 	IstioVersion     string // ISTIO_VERSION in the node metadata, unless Metadata contains it
-	// Envoy is the major and minor version of the Envoy to be started. The bootstrap contains only runtime flags that
+	// Envoy is the major and minor version of the Envoy that will start. The bootstrap contains only runtime flags that
 	// this version knows; zero means all flags.
 	Envoy [2]int
 
 	// SotW selects state-of-the-world ADS (api_type GRPC) instead of delta. A waypoint always uses delta.
 	SotW bool
-	// Bind, if valid, is the only address of Envoy's admin, readiness and Prometheus ports and of the agent's status
-	// port. It replaces localhost (admin, agent) and the wildcard address (the others).
+	// Bind, if valid, is the only address on which Envoy opens its admin, readiness and Prometheus ports, and on which
+	// the agent opens its status port. It replaces localhost (for the admin and status ports) and the wildcard address
+	// (for the other ports).
 	Bind           netip.Addr
 	ReadinessPort  uint32 // 0: 15021
 	PrometheusPort uint32 // 0: 15090
@@ -67,64 +68,67 @@ type Config struct {
 	// XDSSocket and SDSSocket are the agent's unix sockets. Envoy resolves a relative path against its working
 	// directory. A relative path can avoid the kernel's limit of 108 bytes for a socket's path.
 	XDSSocket string // empty: <config path>/XDS
-	// AdminSocket is the unix socket of Envoy's admin interface. Empty: Envoy listens on TCP at ProxyConfig's port.
+	// AdminSocket is the unix socket of Envoy's admin interface. If it is empty, the admin interface listens on
+	// ProxyConfig's TCP port.
 	AdminSocket string
 	SDSSocket   string // empty: DefaultSDSSocket
-	// StatusSocket is the unix socket of the agent's status server, if the server has no port. Empty: Envoy connects to
-	// the status port.
+	// StatusSocket is the unix socket of the agent's status server, if that server has no port. If it is empty, Envoy
+	// connects to the status port.
 	StatusSocket string
-	// FilesSocket is the socket where the agent serves secrets from files if another process serves SDSSocket. Empty:
-	// SDSSocket.
+	// FilesSocket is the socket on which the agent serves secrets from files, if another process serves SDSSocket. If
+	// it is empty, SDSSocket is used for them.
 	FilesSocket string
-	// DualStack also binds the wildcard address of the other address family.
+	// DualStack makes listeners bind the wildcard address of the other address family too.
 	DualStack bool
 	// ExitOnZero informs the control plane that the draining proxy exits as soon as it has no connections.
 	ExitOnZero bool
 	// TLSPolicy restricts the TLS parameters of the connections and listeners in the bootstrap.
 	TLSPolicy tlspolicy.Policy
-	// OutlierLog is the file where Envoy logs ejections of endpoints; empty: none.
+	// OutlierLog is the file to which Envoy logs ejections of endpoints; empty for none.
 	OutlierLog string
 
-	// MemoryLimit is the container's memory limit in bytes, for Envoy and the agent together. It makes Envoy shed load
-	// before the kernel kills it. 0: no limit.
+	// MemoryLimit is the container's memory limit in bytes, for Envoy and the agent together. Envoy uses it to shed
+	// load before the kernel kills it. 0 means no limit.
 	MemoryLimit uint64
-	// LocalMetrics binds the Prometheus port to localhost only.
+	// LocalMetrics makes the Prometheus port listen only on localhost.
 	LocalMetrics bool
-	// SecureMetricsPort serves Envoy's statistics, and SecureMergedMetricsPort the statistics that the agent merges, to
-	// clients with a certificate of the mesh. 0: no such port.
+	// SecureMetricsPort is the port for Envoy's statistics, and SecureMergedMetricsPort the port for the statistics
+	// that the agent merges. Both accept only clients with a certificate of the mesh. 0 means no such port.
 	SecureMetricsPort, SecureMergedMetricsPort uint32
-	// TracingProvider is the mesh's default tracing provider. ProxyConfig's tracing overrides it. Nil: none.
+	// TracingProvider is the mesh's default tracing provider; nil for none. The tracing settings of ProxyConfig
+	// override it.
 	TracingProvider *meshv1.MeshConfig_ExtensionProvider
 
 	// AgentSecret is a credential that Envoy sends in each request to the agent; empty: none.
 	AgentSecret string
 
-	// Override changes the bootstrap: a JSON or YAML object is merged into it, and a list is a JSON patch (RFC 6902).
-	// Errors name the source of Override by OverrideFile.
+	// Override is a document in JSON or YAML that changes the bootstrap. An object is merged into the bootstrap. A list
+	// is a JSON patch (RFC 6902). Errors in it refer to it by OverrideFile.
 	Override     []byte
 	OverrideFile string
-	// Custom replaces the bootstrap: a complete bootstrap in JSON or YAML, or a Go template that produces one. Errors
-	// name the source of Custom by CustomFile.
+	// Custom replaces the bootstrap. It is a complete bootstrap in JSON or YAML, or a Go template that produces one.
+	// Errors in it refer to it by CustomFile.
 	Custom     []byte
 	CustomFile string
-	// Env returns an environment variable for a template. Nil: templates see no variables.
+	// Env returns an environment variable for a template. If it is nil, all variables are empty in templates.
 	Env func(name string) string
-	// LogAsJSON is the value of the template option log_json: the agent logs JSON.
+	// LogAsJSON is the value of the template option log_json: whether the agent logs in JSON.
 	LogAsJSON bool
 	// HostIP replaces $(HOST_IP) in Override and Custom.
 	HostIP string
 
-	// WorkingDir is prepended to relative paths in the gRPC bootstrap, because gRPC applications have other working
-	// directories. Empty: /.
+	// WorkingDir is prepended to relative paths in the gRPC bootstrap, because gRPC applications run in other working
+	// directories. Empty means /.
 	WorkingDir string
-	// CertDir is the directory with the certificate files of proxyless gRPC applications. Empty: no certificates.
+	// CertDir is the directory with the certificate files of proxyless gRPC applications; empty if there are none.
 	CertDir string
 }
 
-// hostIPVariable is replaced by the node's address in Override, in Custom and in the addresses of telemetry services.
+// hostIPVariable is a text in Override, in Custom and in the addresses of telemetry services. The node's address
+// replaces it.
 const hostIPVariable = "$(HOST_IP)"
 
-// DefaultSDSSocket is the default socket where the agent serves certificates.
+// DefaultSDSSocket is the default path of the socket on which the agent serves certificates.
 const DefaultSDSSocket = "./var/run/secrets/workload-spiffe-uds/socket"
 
 // Default ports of Envoy's own listeners.
@@ -198,7 +202,7 @@ func (c Config) hasOnlyIPv6() bool {
 	return true
 }
 
-// localAddress returns the address where the admin interface and the agent listen.
+// localAddress returns the address on which the admin interface and the agent listen.
 func (c Config) localAddress() string {
 	switch {
 	case c.Bind.IsValid():
@@ -217,7 +221,7 @@ func (c Config) AdminAddress() string {
 	return hostPort(c.localAddress(), c.adminPort())
 }
 
-// adminEndpoint returns the address at which Envoy itself connects to its admin interface.
+// adminEndpoint returns the address that Envoy itself uses to connect to its admin interface.
 func (c Config) adminEndpoint() *corev3.Address {
 	if c.AdminSocket != "" {
 		return pipe(c.AdminSocket)
@@ -225,8 +229,8 @@ func (c Config) adminEndpoint() *corev3.Address {
 	return tcp(c.localAddress(), c.adminPort())
 }
 
-// adminListener returns the address that Envoy binds for the admin interface. Only Envoy's user may connect to a
-// socket.
+// adminListener returns the address on which Envoy opens its admin interface. If it is a unix socket, only Envoy's user
+// may connect to it.
 func (c Config) adminListener() *corev3.Address {
 	address := c.adminEndpoint()
 	if socket := address.GetPipe(); socket != nil {
@@ -236,7 +240,7 @@ func (c Config) adminListener() *corev3.Address {
 }
 
 // StatusAddress returns the address of the agent's status server: host:port, or "unix:" and the path of a socket. The
-// host is Bind, or empty for all addresses. The agent must listen there, because Envoy connects to it.
+// host is Bind, or empty for all addresses. The agent must listen on this address, because Envoy connects to it.
 func (c Config) StatusAddress() string {
 	if c.StatusSocket != "" {
 		return "unix:" + c.StatusSocket
@@ -256,7 +260,8 @@ func hostPort(host string, port uint32) string {
 	return net.JoinHostPort(host, strconv.FormatUint(uint64(port), 10))
 }
 
-// openAddresses returns the addresses that the readiness and Prometheus listeners bind. The first is the main address.
+// openAddresses returns the addresses on which the readiness and Prometheus listeners listen. The first is the main
+// address.
 func (c Config) openAddresses() []string {
 	v4, v6 := netip.IPv4Unspecified().String(), netip.IPv6Unspecified().String()
 	switch {

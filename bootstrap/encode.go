@@ -15,9 +15,9 @@ import (
 // Encode returns the bootstrap as the bytes that Envoy reads. They are deterministic.
 //
 // The result is equivalent to JSON(Build(c)), but Encode is much cheaper. The protobuf library prepares every reachable
-// message type when it encodes the first message. For a bootstrap, that is most of Envoy's API: 10 ms of start-up and 2
-// MB for the agent's lifetime. Encode uses the tags of the generated structs instead. It writes enumerations as
-// numbers, because their names need the prepared types.
+// message type when it encodes the first message. For a bootstrap, these are most types of Envoy's API. That costs 10
+// ms at start, and 2 MB of memory for the agent's lifetime. Encode uses the tags of the generated structs instead. It
+// writes enumerations as numbers, because their names need the prepared types.
 //
 // With Override or Custom, Encode uses the protobuf library, because the result is merged as JSON and checked against
 // the types.
@@ -68,7 +68,7 @@ func (e *encoder) field(fields map[string]any, f reflect.StructField, v reflect.
 	}
 }
 
-// protoName returns the field's name in the proto file, or "" if it is not a protobuf field.
+// protoName returns the field's name in the proto file. It returns "" if the field is not a protobuf field.
 func protoName(f reflect.StructField) string {
 	for part := range strings.SplitSeq(f.Tag.Get("protobuf"), ",") {
 		if name, ok := strings.CutPrefix(part, "name="); ok {
@@ -78,8 +78,8 @@ func protoName(f reflect.StructField) string {
 	return ""
 }
 
-// unset reports whether a field has no value or the zero value of its type. Protobuf does not distinguish these, except
-// for pointers.
+// unset reports whether a field has no value, or the zero value of its type. Protobuf distinguishes these two only for
+// pointers.
 func unset(v reflect.Value) bool {
 	switch v.Kind() {
 	case reflect.Slice, reflect.Map:

@@ -7,7 +7,8 @@ import (
 	"path/filepath"
 )
 
-// serverListener is Istio's name for the listener of a gRPC server; %s is the server's listen address.
+// serverListener is Istio's format for the name of a gRPC server's listener. %s is the address on which the server
+// listens.
 const serverListener = "xds.istio.io/grpc/lds/inbound/%s"
 
 // grpcProvider is the name of the certificate provider. The resources of control planes refer to it.
@@ -57,7 +58,7 @@ type grpcFileWatcher struct {
 }
 
 // GRPC returns the bootstrap of a proxyless gRPC application, which connects to the control plane through the agent. It
-// refers to certificates only if they are written to files.
+// refers to certificates only if the agent writes them to files.
 func GRPC(c Config) ([]byte, error) {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -68,7 +69,7 @@ func GRPC(c Config) ([]byte, error) {
 		return nil, err
 	}
 	metadata := node.GetMetadata().AsMap()
-	// GENERATOR informs the control plane that the application has no Envoy. CERTIFICATE_PROVIDER enables mutual TLS.
+	// GENERATOR notifies the control plane that the application has no Envoy. CERTIFICATE_PROVIDER enables mutual TLS.
 	metadata["GENERATOR"] = "grpc"
 	if c.CertDir != "" {
 		metadata["CERTIFICATE_PROVIDER"] = grpcProvider
@@ -76,8 +77,8 @@ func GRPC(c Config) ([]byte, error) {
 	b := grpcBootstrap{
 		Servers: []grpcServer{{
 			URI: "unix://" + c.absolutePath(c.XDSSocket),
-			// The socket's file mode restricts its clients. Encryption is unnecessary, because the only server on a
-			// unix socket is the local agent.
+			// The socket's file mode restricts which clients can connect. Encryption is unnecessary, because the server
+			// on a unix socket is always the local agent.
 			Credentials: []grpcCredentials{{Type: "insecure"}},
 			Features:    []string{"xds_v3"},
 		}},
@@ -107,7 +108,7 @@ func (c Config) grpcCertificates() map[string]grpcCertificates {
 	}}
 }
 
-// absolutePath returns a path that is valid for a process with another working directory.
+// absolutePath returns a path that is also valid for a process with another working directory.
 func (c Config) absolutePath(path string) string {
 	if filepath.IsAbs(path) {
 		return filepath.Clean(path)

@@ -10,7 +10,7 @@ import (
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 )
 
-// port describes a listener that forwards some paths to a cluster.
+// port describes a listener that forwards requests for some paths to a cluster.
 type port struct {
 	addresses  []string
 	number     uint32
@@ -18,8 +18,8 @@ type port struct {
 	paths      []string
 	cluster    string
 	compress   bool // compress responses if the client accepts that
-	meshOnly   bool // only for clients with a certificate of the mesh
-	proxied    bool // a load balancer may send the PROXY protocol first
+	meshOnly   bool // accept only clients with a certificate of the mesh
+	proxied    bool // a load balancer may send a PROXY protocol header first
 }
 
 func staticListeners(c Config, a *anyBuilder) []*listenerv3.Listener {
@@ -48,7 +48,7 @@ func staticListeners(c Config, a *anyBuilder) []*listenerv3.Listener {
 
 const statsPath = "/stats/prometheus"
 
-// metricsAddresses returns the addresses that serve statistics without TLS.
+// metricsAddresses returns the addresses on which Envoy serves statistics without TLS.
 func (c Config) metricsAddresses() []string {
 	if c.LocalMetrics {
 		return []string{c.localAddress()}
@@ -56,8 +56,8 @@ func (c Config) metricsAddresses() []string {
 	return c.openAddresses()
 }
 
-// forwardingListener returns the listener of a port, with the name that Istio's bootstrap uses. It bypasses the overload
-// manager, so that it responds even when Envoy sheds load.
+// forwardingListener returns the listener of a port. Its name is that in Istio's bootstrap. The overload manager does
+// not affect it, so it responds even when Envoy sheds load.
 func forwardingListener(c Config, a *anyBuilder, p port) *listenerv3.Listener {
 	chain := &listenerv3.FilterChain{Filters: []*listenerv3.Filter{{
 		Name: "envoy.filters.network.http_connection_manager",
@@ -97,8 +97,8 @@ func httpFilters(c Config, a *anyBuilder, p port) []*hcmv3.HttpFilter {
 	})
 }
 
-// proxyProtocol accepts connections with and without the PROXY protocol: a load balancer's probes use it, but the
-// kubelet's do not.
+// proxyProtocol returns a filter that accepts connections with and without the PROXY protocol: load balancers use it
+// for their probes, but the kubelet does not.
 func proxyProtocol(a *anyBuilder) *listenerv3.ListenerFilter {
 	return &listenerv3.ListenerFilter{
 		Name: "envoy.filters.listener.proxy_protocol",

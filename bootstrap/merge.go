@@ -5,8 +5,8 @@ import (
 )
 
 // merge merges change into base and returns base. It merges as Envoy merges --config-yaml: messages and maps are
-// merged, lists are appended to, single values are replaced. There are two additions: null removes a field, and a list
-// entry is merged with an existing entry of the same name. Envoy would reject the duplicate name.
+// merged, items are appended to lists, and single values are replaced. There are two additions. null removes a field. A
+// list entry is merged with an existing entry of the same name, because Envoy would reject the duplicate name.
 func merge(base, change tree, m protoreflect.MessageDescriptor) tree {
 	for key, value := range change {
 		field := m.Fields().ByTextName(key)
@@ -60,7 +60,7 @@ func mergeMessage(old, value any, m protoreflect.MessageDescriptor) any {
 	return merge(base, change, m)
 }
 
-// mergePacked merges change into the packed message base. If change contains a type URL, it replaces base.
+// mergePacked merges change into base, a message in an Any. If change contains a type URL, it replaces base.
 func mergePacked(base, change tree) any {
 	if _, anew := change[typeField]; anew {
 		return change
@@ -71,8 +71,8 @@ func mergePacked(base, change tree) any {
 	return mergeStruct(base, change)
 }
 
-// mergeStruct merges the top-level keys of objects without a schema. As in Envoy, it replaces each value as a whole.
-// null removes the key.
+// mergeStruct merges objects without a schema by their top-level keys. Like Envoy, it replaces the value of a key as a
+// whole. null removes the key.
 func mergeStruct(base, change tree) tree {
 	for key, value := range change {
 		if value == nil {

@@ -50,8 +50,8 @@ func NodeID(c Config) string {
 	return strings.Join([]string{string(c.Type), address, c.Name + "." + c.Namespace, domain}, "~")
 }
 
-// nodeCluster returns the node's cluster, according to ProxyConfig. It identifies the workload in statistics and
-// traces.
+// nodeCluster returns the node's cluster, as ProxyConfig specifies. In statistics and traces, it identifies the
+// workload.
 func nodeCluster(c Config) string {
 	tracing, ok := c.ProxyConfig.GetClusterName().(*meshv1.ProxyConfig_TracingServiceName_)
 	if !ok {
@@ -104,8 +104,8 @@ func canonicalService(c Config) string {
 	return anonymousCluster
 }
 
-// nodeLocality parses region/zone/subzone from the labels, or else from otherwise. A label may contain dots as
-// separators, because label values cannot contain slashes.
+// nodeLocality parses region/zone/subzone from the labels, or else from otherwise. In a label, the separators may be
+// dots, because label values cannot contain slashes.
 func nodeLocality(labels map[string]string, otherwise string) *corev3.Locality {
 	text := labels[localityLabelV2]
 	if text == "" {
@@ -124,11 +124,11 @@ func nodeLocality(labels map[string]string, otherwise string) *corev3.Locality {
 	return &corev3.Locality{Region: parts[0], Zone: parts[1], SubZone: parts[2]}
 }
 
-// filesMetadata informs the control plane that filesCluster serves the secrets from files.
+// filesMetadata notifies the control plane that the cluster filesCluster serves the secrets in files.
 const filesMetadata = "file-credential"
 
-// nodeMetadata returns c.Metadata with the entries that this package sets; these override the caller's. Lists and
-// booleans are strings, as Istio's control plane expects.
+// nodeMetadata returns c.Metadata with the entries that this package sets. These entries override those in c.Metadata.
+// Lists and booleans are strings, as Istio's control plane expects.
 func nodeMetadata(c Config) (*structpb.Struct, error) {
 	m := maps.Clone(c.Metadata)
 	if m == nil {
@@ -203,7 +203,8 @@ func proxyConfigMetadata(pc *meshv1.ProxyConfig) (json.RawMessage, error) {
 	return b, nil
 }
 
-// toStruct converts metadata through JSON, so it supports every Go value that encoding/json supports.
+// toStruct converts metadata to a Struct by encoding it as JSON. It therefore supports every Go value that
+// encoding/json supports.
 func toStruct(m map[string]any) (*structpb.Struct, error) {
 	b, err := json.Marshal(m)
 	if err != nil {

@@ -21,9 +21,9 @@ const (
 	connectionMonitor = "envoy.resource_monitors.global_downstream_max_connections"
 )
 
-// heapActions are Envoy's overload actions as its heap fills, mildest first: return freed pages to the kernel, close
-// connections after the current request, reject requests. filled is the fraction of the heap limit. Requests in
-// progress are not affected.
+// heapActions are the overload actions that Envoy performs while its heap fills, the mildest first: return freed pages
+// to the kernel, close connections after the current request, reject requests. filled is the fraction of the heap limit
+// at which an action starts. Active requests are not affected.
 var heapActions = []struct {
 	name   string
 	filled float64
@@ -33,12 +33,12 @@ var heapActions = []struct {
 	{"envoy.overload_actions.stop_accepting_requests", 0.98},
 }
 
-// nonHeapReserve is the memory that the agent and Envoy use outside Envoy's heap: about 10 MB each when idle, and a
-// safety margin.
+// nonHeapReserve is the memory that is reserved for the agent, and for Envoy outside of its heap: about 10 MB each when
+// idle, and a safety margin.
 const nonHeapReserve = 24 << 20
 
-// overloadManager limits the connections of all listeners together and, if there is a memory limit, Envoy's heap.
-// Without a connection limit, Envoy would log a warning at start.
+// overloadManager returns a configuration that limits the total number of connections of all listeners and, if there is
+// a memory limit, Envoy's heap. Without a connection limit, Envoy would log a warning at start.
 func overloadManager(c Config, a *anyBuilder) *overloadv3.OverloadManager {
 	limit, _ := maxConnections(c)
 	m := &overloadv3.OverloadManager{ResourceMonitors: []*overloadv3.ResourceMonitor{
@@ -71,13 +71,14 @@ func monitor(name string, config proto.Message, a *anyBuilder) *overloadv3.Resou
 }
 
 // heapLimit returns the maximum size of Envoy's heap for a container's memory limit. Envoy monitors its heap instead of
-// the container's memory usage, because that includes the kernel's file cache and is often near the limit.
+// the container's memory usage, because the latter includes the kernel's file cache and is often near the limit.
 func heapLimit(memory uint64) uint64 {
 	return max(memory-min(memory, max(nonHeapReserve, memory/10)), memory/2, 1)
 }
 
-// maxConnections returns the first valid limit in ProxyConfig's connectionSettings, the metadata, or the runtime values.
-// If there is none, it returns a limit that is never reached. warnings describes invalid limits, which have no effect.
+// maxConnections returns the first valid limit in ProxyConfig's connectionSettings, the metadata, or the runtime
+// values. If there is none, it returns a limit that is never reached. warnings describes the invalid limits, which have
+// no effect.
 func maxConnections(c Config) (limit int64, warnings []string) {
 	var settings, metadata string
 	if set := c.ProxyConfig.GetConnectionSettings().GetGlobalDownstreamConnectionLimit(); set != nil {

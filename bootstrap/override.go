@@ -14,7 +14,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/bootstrap/gotemplate"
 )
 
-// maxInputSize limits the size of Override and Custom. It is larger than any hand-written bootstrap.
+// maxInputSize limits the size of Override and Custom. It exceeds the size of any bootstrap written by hand.
 const maxInputSize = 4 << 20
 
 // isCustomized reports whether the user overrides or replaces the bootstrap.
@@ -25,8 +25,8 @@ func (c Config) isCustomized() bool { return len(c.Override) > 0 || len(c.Custom
 type tree = map[string]any
 
 // customizedTree returns the generated or custom bootstrap with the override applied. It checks every value of the
-// result, and that the fields that the agent needs are unchanged. Unknown fields, and an override that cannot be parsed,
-// have no effect, as with Istio's agent; they are in warnings.
+// result, and that the fields that the agent requires are unchanged. As with Istio's agent, unknown fields and an
+// override that cannot be parsed have no effect. warnings describes them.
 func customizedTree(c Config) (result tree, warnings []string, err error) {
 	own, err := ownTree(c)
 	if err != nil {
@@ -58,10 +58,10 @@ func customizedTree(c Config) (result tree, warnings []string, err error) {
 	return result, unknown, nil
 }
 
-// notParsedError reports a document that is neither JSON nor YAML, or a template where none is supported.
+// notParsedError reports a document that is neither JSON nor YAML, or a template where templates are not supported.
 type notParsedError struct{ error }
 
-// attributeError returns the error of the custom bootstrap if it is already invalid without the override. Otherwise it
+// attributeError returns the error of the custom bootstrap, if it is invalid even without the override. Otherwise it
 // returns err.
 func attributeError(c Config, err error, own tree) error {
 	if len(c.Custom) == 0 || len(c.Override) == 0 {
@@ -125,7 +125,7 @@ func override(c Config, t tree, name string, unknown *unknownFields) (tree, erro
 		if o, err = unknown.canonical(o, bootstrapDescriptor(), name); err != nil {
 			return nil, err
 		}
-		// t is copied, because the caller compares the result with the original later.
+		// t is copied, because the caller later compares the result with it.
 		return merge(clone(t).(tree), o, bootstrapDescriptor()), nil
 	case []any:
 		return patch(t, o, name, unknown)
@@ -133,7 +133,7 @@ func override(c Config, t tree, name string, unknown *unknownFields) (tree, erro
 	return nil, fmt.Errorf("%s is neither an object, which is merged into the bootstrap, nor a list, which is a JSON patch", name)
 }
 
-// patch applies a JSON patch operation by operation, so that an error names the operation.
+// patch applies the operations of a JSON patch one by one, so that an error names the operation.
 func patch(t tree, operations []any, name string, unknown *unknownFields) (tree, error) {
 	document, err := json.Marshal(t)
 	if err != nil {
@@ -162,7 +162,7 @@ func patch(t tree, operations []any, name string, unknown *unknownFields) (tree,
 	return unknown.canonical(patched, bootstrapDescriptor(), name)
 }
 
-// parse parses JSON or YAML after it has replaced $(HOST_IP).
+// parse parses JSON or YAML. Before that, it replaces $(HOST_IP).
 func (c Config) parse(text []byte, name string) (any, error) {
 	if len(text) > maxInputSize {
 		return nil, fmt.Errorf("%s has %d bytes; the limit is %d", name, len(text), maxInputSize)

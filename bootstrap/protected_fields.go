@@ -11,10 +11,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// protectedClusters are the clusters with which Envoy connects to the agent.
+// protectedClusters are the clusters that connect Envoy to the agent.
 var protectedClusters = []string{xdsCluster, sdsCluster}
 
-// checkProtected returns an error if a change breaks the connections between Envoy and the agent, or the identity of
+// checkProtected returns an error if a change affects the connections between Envoy and the agent, or the identity of
 // the workload.
 func checkProtected(got, want *bootstrapv3.Bootstrap, author string) error {
 	switch {
@@ -59,7 +59,8 @@ func clustersNamed(b *bootstrapv3.Bootstrap, name string) []*clusterv3.Cluster {
 	return found
 }
 
-// addProtected adds the fields and clusters that the agent needs to a custom bootstrap that lacks them.
+// addProtected adds missing fields and clusters that the agent requires to a custom bootstrap. It replaces the custom
+// definitions of clusters that connect to the agent's sockets.
 func addProtected(custom, own tree) {
 	fill(custom, own, "node", "id", "cluster", "locality", "metadata")
 	fill(custom, own, "admin", "address")
@@ -69,7 +70,7 @@ func addProtected(custom, own tree) {
 	resources, ok := custom["static_resources"].(tree)
 	if !ok {
 		if custom["static_resources"] != nil {
-			return // has the wrong type; validateResult reports it
+			return // the field has the wrong type, which validateResult reports
 		}
 		resources = tree{}
 		custom["static_resources"] = resources
@@ -93,8 +94,8 @@ func addProtected(custom, own tree) {
 	}
 }
 
-// moveAdmin moves the admin interface of a custom bootstrap from the default port to AdminSocket, and changes the
-// clusters that connect to it. Bootstraps that were written for Istio's agent contain the port.
+// moveAdmin changes the address of the admin interface in a custom bootstrap from the default port to AdminSocket. It
+// also changes the clusters that connect to it. Bootstraps for Istio's agent contain the port.
 func (c Config) moveAdmin(custom, own tree) {
 	if c.AdminSocket == "" {
 		return
@@ -114,13 +115,13 @@ func (c Config) moveAdmin(custom, own tree) {
 	}
 }
 
-// isSocketAddress reports whether an Address is the specified host and port.
+// isSocketAddress reports whether the address has this host and port.
 func isSocketAddress(address tree, host string, port uint32) bool {
 	socket := treeAt(address, "socket_address")
 	return socket["address"] == host && fmt.Sprint(socket["port_value"]) == fmt.Sprint(port)
 }
 
-// addAgentSecret adds the secret that the protected clusters refer to.
+// addAgentSecret adds the secret to which the protected clusters refer.
 func addAgentSecret(resources, own tree) {
 	ours, _ := treeAt(own, "static_resources")["secrets"].([]any)
 	secrets, ok := resources["secrets"].([]any)
@@ -131,8 +132,8 @@ func addAgentSecret(resources, own tree) {
 }
 
 // isSamePipe reports whether two clusters connect to the same unix socket. Complete bootstraps for Istio's agent
-// contain clusters that connect to the agent. Their definitions are replaced, because the agent defines how Envoy
-// connects to it.
+// contain clusters that connect to the agent. This package replaces their definitions, because the agent determines how
+// Envoy connects to it.
 func isSamePipe(theirs, ours tree) bool {
 	there, ok := pipeOf(theirs)
 	here, _ := pipeOf(ours)
@@ -145,7 +146,7 @@ func pipeOf(cluster tree) (string, bool) {
 	return socket, ok
 }
 
-// firstOf returns the first object of a list, or nil.
+// firstOf returns the first element of the list t[list] if it is an object, otherwise nil.
 func firstOf(t tree, list string) tree {
 	if entries, _ := t[list].([]any); len(entries) > 0 {
 		first, _ := entries[0].(tree)
@@ -162,7 +163,7 @@ func usesAgentCluster(t tree) bool {
 		treeAt(resources, "lds_config")["ads"] != nil && treeAt(resources, "cds_config")["ads"] != nil
 }
 
-// fill copies the fields from own[object] to custom[object] that are missing there.
+// fill copies fields from own[object] to custom[object] that are missing there.
 func fill(custom, own tree, object string, fields ...string) {
 	into, ok := custom[object].(tree)
 	if !ok {

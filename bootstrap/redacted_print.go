@@ -12,11 +12,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/redact"
 )
 
-// redactedValue is printed instead of a secret.
+// redactedValue is printed in place of a secret.
 const redactedValue = "(not shown)"
 
-// Render returns the bootstrap for human readers, with the names of enumeration values and without secrets. The bytes
-// are deterministic.
+// Render returns the bootstrap for users to read, with the names of enumeration values and without secrets. The output
+// is deterministic.
 func Render(c Config) ([]byte, error) {
 	c = withoutTokens(c)
 	if c.isCustomized() {
@@ -36,7 +36,7 @@ func Render(c Config) ([]byte, error) {
 	return JSON(b)
 }
 
-// withoutTokens returns the configuration without the secrets that this package writes to the bootstrap.
+// withoutTokens returns the configuration without the secrets that this package would write to the bootstrap.
 func withoutTokens(c Config) Config {
 	hideText(&c.AgentSecret)
 	if c.ProxyConfig.GetTracing().GetLightstep() != nil {
@@ -66,11 +66,12 @@ func hideText(s *string) {
 	}
 }
 
-// secretNames are parts of the names of fields and headers that contain secrets.
+// secretNames are parts of names. Fields and headers whose names contain them are treated as secret.
 var secretNames = []string{"private_key", "password", "passwd", "secret", "credential", "token", "session_ticket_keys", "authorization", "api-key", "apikey", "api_key", "access_key", "accesskey", "cookie"}
 
 func isSecret(name string) bool {
-	if name == strings.ToUpper(name) && redact.IsSecretSetting(name) { // an upper-case name is an entry of the node's metadata
+	// An upper-case name is that of an entry in the node's metadata.
+	if name == strings.ToUpper(name) && redact.IsSecretSetting(name) {
 		return true
 	}
 	name = strings.ToLower(name)
@@ -82,8 +83,8 @@ func isSecret(name string) bool {
 	return false
 }
 
-// hide returns a copy of user-supplied configuration without secrets: inline data and header values with a name from
-// secretNames, and text that looks like a secret, such as the password of a URL.
+// hide returns a copy of the user's configuration without secrets. These are inline data and header values whose name
+// matches secretNames, and text that looks like a secret, such as the password in a URL.
 func hide(v any) any {
 	switch v := v.(type) {
 	case tree:
@@ -112,7 +113,8 @@ func hide(v any) any {
 	return v
 }
 
-// hideInline replaces a string, or the inline data of a DataSource. File names are not secret.
+// hideInline replaces a string, or the inline data of a DataSource. It does not replace file names, which are not
+// secret.
 func hideInline(value any) any {
 	switch value := value.(type) {
 	case string:
@@ -132,7 +134,7 @@ func Warnings(c Config) []string {
 	_, connections := maxConnections(c)
 	warnings := slices.Concat(tracingWarnings(c), statsWarnings(c), connections)
 	if c.isCustomized() {
-		_, unknown, _ := customizedTree(c) // the agent reports the error when it writes the bootstrap
+		_, unknown, _ := customizedTree(c) // when the agent writes the bootstrap, it reports the error
 		warnings = append(warnings, unknown...)
 	}
 	return warnings

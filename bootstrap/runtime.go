@@ -9,53 +9,55 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
-// Runtime flags that are set only for some Envoy versions or some configurations.
+// Runtime flags that are set only for some Envoy versions, or only with some configurations.
 const (
 	coalesceFlag  = "envoy.reloadable_features.coalesce_lb_rebuilds_on_batch_update"
 	allocatedFlag = "envoy.reloadable_features.fixed_heap_use_allocated"
 	noTLS13Flag   = "envoy.reloadable_features.google_grpc_disable_tls_13"
 )
 
-// firstToCoalesce is the first Envoy version that knows coalesceFlag. Earlier versions log a warning about an unknown
+// firstToCoalesce is the first Envoy version that knows coalesceFlag. Earlier versions log a warning about the unknown
 // flag.
 var firstToCoalesce = [2]int{1, 38}
 
-// KnowsAllFlags reports whether the Envoy version to be started knows all runtime flags of the bootstrap.
+// KnowsAllFlags reports whether the Envoy version that will start knows all runtime flags that the bootstrap may
+// contain.
 func (c Config) KnowsAllFlags() bool {
 	return c.Envoy == [2]int{} || slices.Compare(c.Envoy[:], firstToCoalesce[:]) >= 0
 }
 
-// defaultRuntime returns the runtime flags whose Envoy defaults do not suit a mesh proxy. Istio's agent sets the same
-// values.
+// defaultRuntime returns the runtime flags whose default in Envoy is not suitable for a mesh proxy. Istio's agent sets
+// the same values.
 func defaultRuntime(c Config) map[string]*structpb.Value {
 	flags := map[string]*structpb.Value{
-		// Users write the regular expressions in routes. Envoy's default limit of 100 is too low for many of them.
+		// Users write the regular expressions in routes, and Envoy's default limit of 100 is too low for many of them.
 		"re2.max_program_size.error_level": structpb.NewStringValue("32768"),
-		// Istio's control plane captures outbound traffic with this field of listeners.
+		// Istio's control plane uses this field of listeners to capture outbound traffic.
 		"envoy.deprecated_features:envoy.config.listener.v3.Listener.hidden_envoy_deprecated_use_original_dst": structpb.NewBoolValue(true),
-		// Envoy strips the fragment from a path instead of rejecting the request, so that clients that send fragments
-		// work.
+		// Envoy removes the fragment from a path instead of rejecting the request. Requests of clients that send
+		// fragments then succeed.
 		"envoy.reloadable_features.http_reject_path_with_fragment": structpb.NewBoolValue(false),
 	}
 	if c.KnowsAllFlags() {
-		// Envoy's issue 45212: with this flag, load balancing may omit endpoints that arrived in the same update as
-		// others.
+		// With this flag, load balancing may omit endpoints that arrived in the same update as others (Envoy's issue
+		// 45212).
 		flags[coalesceFlag] = structpb.NewBoolValue(false)
 	}
 	if c.MemoryLimit == 0 {
-		// With this flag, a heap monitor that the user configures counts only allocated memory. The monitor for
+		// With this flag, a heap monitor that the user configures counts only allocated memory. The heap monitor for
 		// MemoryLimit must also count memory that Envoy has freed but not returned to the kernel.
 		flags[allocatedFlag] = structpb.NewBoolValue(true)
 	}
 	if c.TLSPolicy == tlspolicy.FIPS1402 {
-		flags[noTLS13Flag] = structpb.NewBoolValue(true) // in clients of type google_grpc, which have no TLS parameters
+		// For clients of type google_grpc, which have no TLS parameters.
+		flags[noTLS13Flag] = structpb.NewBoolValue(true)
 	}
 	return flags
 }
 
-// layeredRuntime returns the runtime layers: the defaults, overridden by the user's values, and above them the admin
-// interface. An empty user value removes a default. The connection limit is removed here, because the overload manager
-// enforces it.
+// layeredRuntime returns the runtime layers in order of increasing precedence: the defaults, merged with the user's
+// values, and the admin interface. An empty value of the user removes a default. It removes the connection limit,
+// because the overload manager enforces that limit.
 func layeredRuntime(c Config) *bootstrapv3.LayeredRuntime {
 	flags := defaultRuntime(c)
 	for name, value := range c.ProxyConfig.GetRuntimeValues() {

@@ -12,11 +12,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
-// agentSecret is the name of the static secret that Envoy presents to the agent.
+// agentSecret is the name of the static secret with which Envoy authenticates to the agent.
 const agentSecret = "pilotfish-agent"
 
-// agentSecrets returns the static secrets of the bootstrap. Envoy hides the values of static secrets in its
-// config_dump.
+// agentSecrets returns the static secrets of the bootstrap. Envoy's config_dump does not show the values of static
+// secrets.
 func (c Config) agentSecrets() []*tlsv3.Secret {
 	if c.AgentSecret == "" {
 		return nil
@@ -29,8 +29,8 @@ func (c Config) agentSecrets() []*tlsv3.Secret {
 	}}
 }
 
-// sdsClusterOptions returns the options of the cluster sds-grpc. If FilesSocket is set, another program, such as SPIRE,
-// serves this cluster. It must not receive the agent's secret.
+// sdsClusterOptions returns the options of the cluster sds-grpc. If FilesSocket is set, the server of this cluster is
+// another program, such as SPIRE, which must not receive the agent's secret.
 func (c Config) sdsClusterOptions(a *anyBuilder) *upstreamhttpv3.HttpProtocolOptions {
 	if c.FilesSocket != "" {
 		return nil
@@ -38,9 +38,9 @@ func (c Config) sdsClusterOptions(a *anyBuilder) *upstreamhttpv3.HttpProtocolOpt
 	return c.secretOptions(a)
 }
 
-// secretOptions returns the options of a cluster that connects to the agent. The cluster adds the secret to each
-// request. Request metadata cannot contain the secret, because SDS config sources of control planes contain only the
-// cluster's name.
+// secretOptions returns the options of a cluster that connects to the agent. The options add the secret to each
+// request. The secret cannot be in the metadata of a gRPC service, because the SDS config sources that control planes
+// send contain only the cluster's name.
 func (c Config) secretOptions(a *anyBuilder) *upstreamhttpv3.HttpProtocolOptions {
 	if c.AgentSecret == "" {
 		return &upstreamhttpv3.HttpProtocolOptions{}

@@ -38,13 +38,15 @@ var (
 )
 
 // drainSuffixes are the statistics for which a draining proxy waits: a listener's connections, the active requests, and
-// the unsent bytes of responses. The counters of accepted connections and requests show whether clients still send.
+// the unsent bytes of responses. The counters of accepted connections and requests show whether clients still send
+// requests.
 var drainSuffixes = []string{
 	"downstream_cx_active", "downstream_rq_active", "downstream_cx_tx_bytes_buffered", "downstream_cx_total", "downstream_rq_total",
 }
 
-// DrainOnlyStats returns the suffixes of the statistics that the bootstrap includes only for a drain: the user's settings
-// do not select them. With a customized bootstrap, it returns none, because its statistics are not known.
+// DrainOnlyStats returns the suffixes of statistics that the bootstrap includes only because a drain needs them, and
+// that the user's settings do not select. For a customized bootstrap, it returns none, because it does not know the
+// statistics there.
 func DrainOnlyStats(c Config) []string {
 	if c.isCustomized() {
 		return nil
@@ -53,7 +55,7 @@ func DrainOnlyStats(c Config) []string {
 	prefixes := selectPatterns(c, annotationPrefixes, configured.GetInclusionPrefixes())
 	suffixes := selectPatterns(c, annotationSuffixes, configured.GetInclusionSuffixes())
 	regexps := selectPatterns(c, annotationRegexps, configured.GetInclusionRegexps())
-	// Which statistics a regular expression selects is not analyzed, and neither is a prefix of these statistics.
+	// It is not analyzed which statistics a regular expression selects, or a prefix of these statistics.
 	if len(regexps) > 0 || slices.ContainsFunc(prefixes, isTrafficPrefix) {
 		return nil
 	}
@@ -73,7 +75,7 @@ func isTrafficPrefix(p string) bool {
 	})
 }
 
-// overloadPrefix is the prefix of the statistics about the heap's fill level and Envoy's overload actions.
+// overloadPrefix is the prefix of the statistics about Envoy's overload actions and about how full the heap is.
 const overloadPrefix = "overload."
 
 const podIP = "{pod_ip}"
@@ -103,8 +105,8 @@ func extraTags(c Config) []string {
 // statsTags returns the rules that extract labels from the names of statistics.
 func statsTags(extra []string) []*metricsv3.TagSpecifier {
 	const address = `(((?:[_.[:digit:]]*|[_\[\]aAbBcCdDeEfF[:digit:]]*))\.)`
-	// Control planes append a semicolon to the names of clusters and listeners, so that dots within the names are
-	// unambiguous. Older control planes do not.
+	// Control planes append a semicolon to the names of clusters and listeners, so that dots in the names are not
+	// ambiguous. Older control planes do not.
 	const (
 		cluster    = `((.+(?=;\.)|.+?(\..+?\.svc\.cluster\.local)?);?\.)`
 		connection = `(([\w.:\[\]]+(?=;\.)|[_.[:digit:]]*|[_\[\]aAbBcCdDeEfF[:digit:]]*);?\.)`
@@ -167,7 +169,7 @@ func prefix(p string) *matcherv3.StringMatcher {
 	return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: p}}
 }
 
-// selectPatterns returns the annotation's patterns, or else ProxyConfig's.
+// selectPatterns returns the patterns in the annotation. If the annotation is missing, it returns the configured ones.
 func selectPatterns(c Config, annotation string, configured []string) []string {
 	if wanted := splitList(c.Annotations[annotation]); len(wanted) > 0 {
 		return wanted
@@ -175,8 +177,8 @@ func selectPatterns(c Config, annotation string, configured []string) []string {
 	return configured
 }
 
-// inclusionPatterns returns the annotation's patterns, or else ProxyConfig's, followed by the required patterns.
-// {pod_ip} is expanded to each of the proxy's addresses.
+// inclusionPatterns returns the patterns in the annotation, or else the configured ones, followed by the required
+// patterns. It replaces a pattern with {pod_ip} by one pattern for each address of the proxy.
 func inclusionPatterns(c Config, annotation string, configured, required []string) []string {
 	var patterns []string
 	for _, p := range append(slices.Clone(selectPatterns(c, annotation, configured)), required...) {
@@ -228,7 +230,8 @@ const (
 	maxFlush     = 5 * time.Minute // exclusive
 )
 
-// flushInterval returns the interval between flushes of statistics in the annotation; 0 for Envoy's default.
+// flushInterval returns the interval between flushes of statistics in the annotation. It returns 0 if Envoy's default
+// applies.
 func flushInterval(c Config) (time.Duration, error) {
 	flush, err := annotationDuration(c, annotationFlush)
 	if err == nil && flush != 0 && (flush < minFlush || flush >= maxFlush) {
@@ -237,7 +240,8 @@ func flushInterval(c Config) (time.Duration, error) {
 	return flush, err
 }
 
-// evictionInterval returns the interval for removing unused statistics in the annotation; 0 for none.
+// evictionInterval returns the interval in the annotation at which unused statistics are removed. It returns 0 if they
+// are not removed.
 func evictionInterval(c Config) (time.Duration, error) {
 	flush, _ := flushInterval(c)
 	flush = cmp.Or(flush, defaultFlush)
@@ -249,7 +253,7 @@ func evictionInterval(c Config) (time.Duration, error) {
 	return eviction, err
 }
 
-// setStatsIntervals sets the intervals of the annotations. Invalid ones have no effect, see statsWarnings.
+// setStatsIntervals sets the intervals in the annotations. Invalid ones have no effect (see statsWarnings).
 func setStatsIntervals(c Config, b *bootstrapv3.Bootstrap) {
 	if flush, err := flushInterval(c); err == nil && flush != 0 {
 		b.StatsFlushInterval = durationpb.New(flush)
@@ -259,7 +263,7 @@ func setStatsIntervals(c Config, b *bootstrapv3.Bootstrap) {
 	}
 }
 
-// statsWarnings returns warnings about annotations that are not valid. As in Istio, they do not prevent the start.
+// statsWarnings returns warnings about invalid annotations. As in Istio, invalid annotations do not prevent the start.
 func statsWarnings(c Config) []string {
 	_, flushErr := flushInterval(c)
 	_, evictionErr := evictionInterval(c)

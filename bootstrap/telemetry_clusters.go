@@ -23,8 +23,8 @@ const (
 	accessLogServiceCluster = "envoy_accesslog_service"
 )
 
-// dnsRefresh is the interval for resolving a telemetry service's name if the DNS response has no TTL. Envoy's default
-// of 5 s would wake an idle proxy constantly.
+// dnsRefresh is the interval at which a telemetry service's name is resolved if the DNS response has no TTL. With
+// Envoy's default of 5 s, an idle proxy would wake up too often.
 const dnsRefresh = 30 * time.Second
 
 // remote is a service that receives Envoy's telemetry.
@@ -37,8 +37,8 @@ type remote struct {
 	keepalive *networking.ConnectionPoolSettings_TCPSettings_TcpKeepalive
 }
 
-// remoteCluster returns the cluster of a telemetry service. The cluster never delays the proxy's start: a proxy must
-// serve traffic even if a collector is unreachable.
+// remoteCluster returns the cluster of a telemetry service. The cluster never delays the proxy's start, because a proxy
+// must serve traffic even if a collector is unreachable.
 func remoteCluster(c Config, a *anyBuilder, r remote) *clusterv3.Cluster {
 	host, port, err := c.hostAndPort(r)
 	if err != nil {
@@ -63,7 +63,7 @@ func remoteCluster(c Config, a *anyBuilder, r remote) *clusterv3.Cluster {
 	return cluster
 }
 
-// hostAndPort replaces $(HOST_IP) in a remote's address by the node's address and returns the host and the port.
+// hostAndPort returns the host and the port in a remote's address. It replaces $(HOST_IP) by the node's address.
 func (c Config) hostAndPort(r remote) (string, uint32, error) {
 	host, portText, err := net.SplitHostPort(c.expand(r.address))
 	port, portErr := strconv.ParseUint(portText, 10, 16)
@@ -79,7 +79,8 @@ func (c Config) hostAndPort(r remote) (string, uint32, error) {
 
 func (c Config) expand(address string) string { return ExpandHostIP(address, c.HostIP) }
 
-// ExpandHostIP replaces $(HOST_IP) in an address by the node's address, unless that is empty.
+// ExpandHostIP replaces $(HOST_IP) in an address by the node's address. If the node's address is empty, it changes
+// nothing.
 func ExpandHostIP(address, hostIP string) string {
 	if hostIP == "" {
 		return address
@@ -95,7 +96,7 @@ func bracketIPv6(ip string) string {
 	return ip
 }
 
-// lookupFamily returns the address families that this proxy can reach.
+// lookupFamily returns the address families for DNS lookups, according to the proxy's own addresses.
 func (c Config) lookupFamily() clusterv3.Cluster_DnsLookupFamily {
 	switch {
 	case c.hasOnlyIPv6():
@@ -152,8 +153,8 @@ func serviceRemote(cluster, setting string, s *meshv1.RemoteService) remote {
 	}
 }
 
-// metricsService returns the service to which Envoy streams statistics. If it is not set, it returns the older setting,
-// which contains only an address.
+// metricsService returns the service to which Envoy streams statistics. If the setting is missing, it reads the older
+// setting, which contains only an address.
 func metricsService(pc *meshv1.ProxyConfig) *meshv1.RemoteService {
 	if s := pc.GetEnvoyMetricsService(); s.GetAddress() != "" {
 		return s

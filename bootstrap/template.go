@@ -14,8 +14,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/bootstrap/gotemplate"
 )
 
-// executeTemplate returns the custom bootstrap. If it is a Go template, it is executed first. The template options have
-// the names that Istio's agent uses. Their values are those of the generated bootstrap.
+// executeTemplate returns the custom bootstrap. If that is a Go template, executeTemplate executes it. The template
+// options have the same names as in Istio's agent. Their values are those of the generated bootstrap.
 func executeTemplate(c Config, own tree, name string) ([]byte, error) {
 	if !gotemplate.IsTemplate(string(c.Custom)) {
 		return c.Custom, nil
@@ -127,7 +127,7 @@ func serviceOptions(o map[string]any, c Config, own tree) {
 			o["tracing_tls"] = asJSON(socket)
 		}
 	}
-	o["lightstepToken"] = nil // a template must not write the token to a file
+	o["lightstepToken"] = nil // a template must not write the token to a file, so the option is empty
 	for _, name := range []string{metricsServiceCluster, accessLogServiceCluster} {
 		o[name+"_address"] = addressOf(cluster(name))
 		o[name+"_tls"] = asJSON(cluster(name)["transport_socket"])
@@ -143,7 +143,7 @@ func serviceOptions(o map[string]any, c Config, own tree) {
 
 func otherOptions(o map[string]any, c Config, own tree) {
 	o["xds_type"] = treeAt(own, "dynamic_resources", "ads_config")["api_type"]
-	o["metadata_discovery"] = false // Envoy's standard builds do not contain it
+	o["metadata_discovery"] = false // Envoy's standard builds do not contain that extension
 	o["outlier_log_path"] = c.OutlierLog
 	o["log_json"] = c.LogAsJSON
 	o["connect_timeout"] = "1s"
@@ -165,7 +165,7 @@ func treeAt(t tree, names ...string) tree {
 	return t
 }
 
-// asJSON returns JSON that templates insert verbatim, or nil if there is no value.
+// asJSON returns JSON that a template inserts unchanged, or nil if there is no value.
 func asJSON(v any) any {
 	if v == nil {
 		return nil
@@ -186,13 +186,13 @@ func socketAddress(hostPort string) any {
 	return asJSON(tree{"address": host, "port_value": number})
 }
 
-// addressOf returns the socket address of a cluster's only endpoint, as JSON.
+// addressOf returns the socket address of the only endpoint of a cluster, as JSON.
 func addressOf(cluster tree) any {
 	endpoint := firstOf(firstOf(treeAt(cluster, "load_assignment"), "endpoints"), "lb_endpoints")
 	return asJSON(treeAt(endpoint, "endpoint", "address")["socket_address"])
 }
 
-// goMetadata returns the node's metadata with the field names of Istio's Go type for it.
+// goMetadata returns the node's metadata with the field names of the Go type that Istio uses for it.
 func goMetadata(c Config, metadata tree) tree {
 	m := tree{"ProxyConfig": goFields(reflect.ValueOf(c.ProxyConfig).Elem()), "Raw": metadata}
 	ips := []any{}

@@ -25,7 +25,7 @@ const (
 	systemRoots    = "system"
 )
 
-// secretFetchTimeout limits how long Envoy waits at start for a secret. Envoy still accepts the secret later.
+// secretFetchTimeout limits how long a starting Envoy waits for a secret. Envoy still uses a secret that arrives later.
 const secretFetchTimeout = 5 * time.Second
 
 // transportSocket returns the TLS settings of Envoy's connections to a remote, or nil without TLS. It returns an error
@@ -63,13 +63,13 @@ func transportSocket(c Config, r remote, host string, a *anyBuilder) (*corev3.Tr
 	return tlsSocket(&tlsv3.UpstreamTlsContext{CommonTlsContext: common, Sni: sni}, a), nil
 }
 
-// setWorkloadCertificate makes Envoy present the workload's certificate.
+// setWorkloadCertificate makes Envoy use the workload's certificate as client or server certificate.
 func setWorkloadCertificate(common *tlsv3.CommonTlsContext) {
 	common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{sdsSecretConfig(workloadSecret, sdsCluster)}
 }
 
 // setValidation makes Envoy verify the peer with the root certificates of a secret and with the subject alternative
-// names in settings. Without names, Envoy accepts every name.
+// names in settings. If settings contains no names, Envoy accepts every name.
 func setValidation(common *tlsv3.CommonTlsContext, roots *tlsv3.SdsSecretConfig, settings *networking.ClientTLSSettings) {
 	names := &tlsv3.CertificateValidationContext{}
 	for _, san := range settings.GetSubjectAltNames() {
@@ -123,8 +123,9 @@ func tlsSocket(context proto.Message, a *anyBuilder) *corev3.TransportSocket {
 	}
 }
 
-// tlsParameters allows TLS 1.2 and 1.3 for clients and servers, unless the policy restricts it. Envoy's default maximum
-// for clients is 1.2. A FIPS policy sets all parameters, because a standard Envoy build is not restricted to FIPS.
+// tlsParameters returns parameters that permit TLS 1.2 and 1.3 for clients and servers, unless the policy restricts
+// them. Envoy's default maximum for clients is 1.2. For a FIPS policy, it sets all parameters, because a standard Envoy
+// build is not restricted to FIPS.
 func tlsParameters(policy tlspolicy.Policy) *tlsv3.TlsParameters {
 	p := &tlsv3.TlsParameters{
 		TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_2,
@@ -144,7 +145,7 @@ func tlsParameters(policy tlspolicy.Policy) *tlsv3.TlsParameters {
 	return p
 }
 
-// sniName returns the host for SNI, or "" if it is an IP address, which SNI does not allow.
+// sniName returns the host for SNI. It returns "" if the host is an IP address, which SNI does not permit.
 func sniName(host string) string {
 	if _, err := netip.ParseAddr(host); err == nil {
 		return ""

@@ -33,7 +33,7 @@ type tracerConfig struct {
 }
 
 // tracer returns the tracer that ProxyConfig configures, or else the mesh's default provider. It returns nil if no
-// tracer is configured, or if Envoy does not contain it.
+// tracer is configured, or if Envoy does not support the tracer.
 func tracer(c Config) *tracerConfig {
 	t := c.ProxyConfig.GetTracing()
 	var found *tracerConfig
@@ -85,7 +85,8 @@ func datadog(address string, c Config) *tracerConfig {
 	}
 }
 
-// lightstep returns an OpenTelemetry tracer, which Lightstep supports, because Envoy has removed its Lightstep tracer.
+// lightstep returns an OpenTelemetry tracer. Envoy no longer has its Lightstep tracer, but Lightstep supports
+// OpenTelemetry.
 func lightstep(address, token string, c Config) *tracerConfig {
 	service := grpcTo(lightstepCluster)
 	if token != "" {
@@ -128,8 +129,8 @@ func defaultProvider(c Config) *tracerConfig {
 	return found
 }
 
-// checkProvider returns an error for a provider that Envoy cannot use. Istio's agent does not read providers, so a proxy
-// starts without tracing then.
+// checkProvider returns an error for a provider that Envoy cannot use. The proxy then starts without tracing, because
+// Istio's agent does not read providers at all.
 func checkProvider(c Config, t *tracerConfig) error {
 	if _, _, err := c.hostAndPort(t.remote); err != nil {
 		return err
@@ -151,7 +152,7 @@ func zipkinProvider(p *meshv1.MeshConfig_ExtensionProvider_ZipkinTracingProvider
 	return t
 }
 
-// openTelemetry sends spans by gRPC, or by HTTP if the provider has HTTP settings.
+// openTelemetry returns a tracer that sends spans by gRPC, or by HTTP if the provider has HTTP settings.
 func openTelemetry(p *meshv1.MeshConfig_ExtensionProvider_OpenTelemetryTracingProvider, c Config) *tracerConfig {
 	address := serviceAddress(p.GetService(), p.GetPort())
 	config := &tracev3.OpenTelemetryConfig{ServiceName: nodeCluster(c)}
@@ -188,8 +189,8 @@ func httpTo(cluster, address string, h *meshv1.MeshConfig_ExtensionProvider_Http
 	return service
 }
 
-// httpHeaders returns a provider's headers for HTTP. Values from environment variables are references that Envoy
-// resolves, so that secrets are not written to a file.
+// httpHeaders returns a provider's headers for HTTP. A value from an environment variable is a reference that Envoy
+// resolves, so that the bootstrap file contains no secret.
 func httpHeaders(list []*meshv1.MeshConfig_ExtensionProvider_HttpHeader) []*corev3.HeaderValue {
 	var values []*corev3.HeaderValue
 	for _, h := range list {
@@ -203,7 +204,7 @@ func httpHeaders(list []*meshv1.MeshConfig_ExtensionProvider_HttpHeader) []*core
 }
 
 // metadataHeaders returns a provider's headers for gRPC. Envoy sends them verbatim, so the caller must have replaced
-// values from environment variables. Headers that still refer to a variable are omitted.
+// values from environment variables. It omits headers that still refer to a variable.
 func metadataHeaders(list []*meshv1.MeshConfig_ExtensionProvider_HttpHeader) []*corev3.HeaderValue {
 	var values []*corev3.HeaderValue
 	for _, h := range list {
@@ -214,8 +215,8 @@ func metadataHeaders(list []*meshv1.MeshConfig_ExtensionProvider_HttpHeader) []*
 	return values
 }
 
-// checkSendable returns an error if a value contains %. Envoy cannot send it as gRPC metadata: Envoy parses the text
-// after % as a command, and does not unescape %%.
+// checkSendable returns an error if a value contains %. Envoy cannot send such a value as gRPC metadata: it parses the
+// text after % as a command, and does not replace %% by %.
 func checkSendable(metadata []*corev3.HeaderValue, setting string) error {
 	for _, h := range metadata {
 		if strings.Contains(h.GetValue(), "%") {
@@ -229,7 +230,7 @@ func checkSendable(metadata []*corev3.HeaderValue, setting string) error {
 // escapePercent escapes %, because Envoy parses the text after % as a command.
 func escapePercent(text string) string { return strings.ReplaceAll(text, "%", "%%") }
 
-// serviceAddress returns the host:port of a provider's service. It removes the namespace prefix (namespace/host).
+// serviceAddress returns the host:port of a provider's service, which may be written as namespace/host.
 func serviceAddress(service string, port uint32) string {
 	if _, host, ok := strings.Cut(service, "/"); ok {
 		service = host
@@ -251,7 +252,7 @@ func httpTracing(c Config, a *anyBuilder) *tracev3.Tracing {
 	}}
 }
 
-// tracingWarnings returns warnings about configured tracers that Envoy no longer has.
+// tracingWarnings returns warnings about configured tracers that Envoy no longer supports.
 func tracingWarnings(c Config) []string {
 	const remedy = "Envoy no longer has this tracer and sends no spans; use zipkin, datadog or an opentelemetry provider"
 	switch c.ProxyConfig.GetTracing().GetTracer().(type) {

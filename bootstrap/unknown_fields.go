@@ -24,8 +24,8 @@ func bootstrapDescriptor() protoreflect.MessageDescriptor {
 // unknownFields collects a warning for each unknown field of a document.
 type unknownFields []string
 
-// canonical returns a copy of a document with Envoy's field names instead of camel case, without unknown fields. Packed
-// messages of unknown types are not changed.
+// canonical returns a copy of a document with Envoy's field names instead of camel case, and without unknown fields. It
+// does not change messages of unknown types in Any fields.
 func (u *unknownFields) canonical(t tree, m protoreflect.MessageDescriptor, path string) (tree, error) {
 	result := make(tree, len(t))
 	for _, key := range slices.Sorted(maps.Keys(t)) {
@@ -65,7 +65,7 @@ func describeUnknownField(path, key string, m protoreflect.MessageDescriptor) st
 	return fmt.Sprintf("%s: unknown field; %s has no such field; the field has no effect", joinPath(path, key), m.FullName())
 }
 
-// joinPath appends a field to a path. The file name and ": " precede the first field.
+// joinPath appends a field to a path. At the first field, path is the file name, and the separator is ": ".
 func joinPath(path, key string) string {
 	if strings.Contains(path, ": ") {
 		return path + "." + key
@@ -120,12 +120,12 @@ func (u *unknownFields) canonicalMessage(value any, m protoreflect.MessageDescri
 		}
 	}
 	if m.ParentFile().Package() == "google.protobuf" {
-		return object, nil // types such as Struct, whose keys are not fields
+		return object, nil // in a type such as Struct, keys are not fields
 	}
 	return u.canonical(object, m, path)
 }
 
-// packedDescriptor returns the type of a packed message, or nil if this program does not have it.
+// packedDescriptor returns the type of the message in an Any, or nil if this program does not contain the type.
 func packedDescriptor(packed tree) protoreflect.MessageDescriptor {
 	url, _ := packed[typeField].(string)
 	t, err := protoregistry.GlobalTypes.FindMessageByURL(url)
@@ -135,8 +135,8 @@ func packedDescriptor(packed tree) protoreflect.MessageDescriptor {
 	return t.Descriptor()
 }
 
-// validateResult decodes the result strictly and checks that the fields that the agent needs are unchanged. It does not
-// validate values, which Envoy does: the generated validators would make the program a quarter larger.
+// validateResult decodes the result strictly and checks that the fields that the agent requires are unchanged. It does
+// not validate values, because Envoy does that, and the generated validators would make the program a quarter larger.
 func validateResult(result, own tree, author string) error {
 	got, err := decode(result)
 	if err != nil {
@@ -163,7 +163,7 @@ func decode(t tree) (*bootstrapv3.Bootstrap, error) {
 
 const structURL = "type.googleapis.com/google.protobuf.Struct"
 
-// opaque replaces packed messages of unknown types by a Struct, so that the rest of the document can be decoded.
+// opaque replaces messages of unknown types in Any fields by a Struct, so that the rest of the document can be decoded.
 func opaque(v any) any {
 	switch v := v.(type) {
 	case tree:

@@ -21,8 +21,9 @@ func unmarshalKeys(text string, keys *jose.JSONWebKeySet) error {
 	return nil
 }
 
-// AuditFile returns a log that is appended to a file. It has one line of JSON for each certificate that was issued or
-// refused to an authenticated client, without secrets. Refusals of other clients have one line per minute. The caller must call the returned function to close the file.
+// AuditFile returns a log that is appended to a file. The file contains one line of JSON for each certificate that was
+// issued to an authenticated client or refused to one, without secrets. For refusals of other clients, it contains at
+// most one line per minute. The caller must call the returned function to close the file.
 func AuditFile(path string) (*slog.Logger, func() error, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {

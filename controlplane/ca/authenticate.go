@@ -18,8 +18,8 @@ var (
 	errNoToken       = errors.New("no token")
 )
 
-// Authenticate identifies the client of a gRPC call by the certificate of its connection, or else by the Bearer token
-// in its metadata. The error is a gRPC status, Unauthenticated, with the reason.
+// Authenticate identifies the client of a gRPC call by its TLS client certificate, or otherwise by the Bearer token in
+// the call's metadata. An error is a gRPC status of code Unauthenticated that contains the reason.
 func (a *Authority) Authenticate(ctx context.Context) (Identity, error) {
 	id, _, err := a.authenticate(ctx)
 	return id, err
@@ -57,10 +57,11 @@ func (a *Authority) byCertificate(ctx context.Context) (Identity, error) {
 	return a.IdentityOf(cert)
 }
 
-// IdentityOf returns the identity in a client certificate that a TLS handshake verified. It fails if the certificate has
-// expired, has no identity of the trust domain, or is denied.
+// IdentityOf returns the identity in a client certificate that a TLS handshake verified. It returns an error if the
+// certificate has expired, has no identity in the trust domain, or is denied.
 func (a *Authority) IdentityOf(cert *x509.Certificate) (Identity, error) {
-	// A connection may last longer than its client certificate is valid, and TLS does not verify the certificate again.
+	// A connection may stay open after its client certificate has expired, and TLS does not verify the certificate
+	// again.
 	if now := a.now(); now.After(cert.NotAfter) {
 		return Identity{}, fmt.Errorf("the client certificate expired at %s: connect again with a new one", cert.NotAfter.Format(time.RFC3339))
 	}

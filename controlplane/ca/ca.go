@@ -1,6 +1,6 @@
-// Package ca is the mesh's certificate authority: a root that is stored in the state directory, workload certificates
-// through Istio's CreateCertificate API, the control plane's own server certificate, and tokens that prove the service
-// account of a workload.
+// Package ca is the mesh's certificate authority. It stores a root in the state directory. It issues workload
+// certificates through Istio's CreateCertificate API, the control plane's own server certificate, and tokens that prove
+// the service account of a workload.
 //
 // Identities are SPIFFE IDs of Istio's form, spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT.
 package ca
@@ -24,43 +24,44 @@ const (
 	DefaultTTL    = 24 * time.Hour
 	DefaultMaxTTL = 24 * time.Hour
 
-	// DefaultOverlap is twice the default lifetime of a certificate. During that time every agent renews its
-	// certificate and receives the new root with it.
+	// DefaultOverlap is twice the default lifetime of a certificate. During that time, every agent renews its
+	// certificate and receives the new root in the response.
 	DefaultOverlap = 2 * DefaultTTL
-	// DefaultRotateBefore leaves enough time to replace the agents' root certificate files.
+	// DefaultRotateBefore leaves enough time for users to replace the root certificate files of agents.
 	DefaultRotateBefore = 180 * 24 * time.Hour
 
 	rootTTL = 10 * 365 * 24 * time.Hour
-	// expiryWarning is the time before the root's expiry at which the authority begins to warn.
+	// expiryWarning is the time before the root's expiry from which the authority logs warnings.
 	expiryWarning = 90 * 24 * time.Hour
-	// backdate is how long before its issue time a certificate becomes valid, for machines whose clocks are behind that
-	// of the control plane.
+	// backdate is how long before its time of issue a certificate becomes valid. It is for machines whose clocks are
+	// behind that of the control plane.
 	backdate = 2 * time.Minute
 )
 
 // DefaultTrustDomain is the trust domain of a new root if Options specify none, as in Istio.
 const DefaultTrustDomain = "cluster.local"
 
-// Options configures an authority. For each field the zero value selects the default.
+// Options configures an authority. The zero value of a field selects its default.
 type Options struct {
 	// TrustDomain is the trust domain of every identity. Default: that of the root in the directory, or
 	// DefaultTrustDomain for a new root.
 	TrustDomain string
-	// MustExist makes Load fail if the directory contains no authority. Commands that only use an existing authority
-	// set it.
+	// MustExist makes Load fail if the directory contains no authority. Commands set it if they only use an existing
+	// authority.
 	MustExist bool
-	// TTL is the default lifetime of a workload's certificate, MaxTTL the maximum that a request can specify.
+	// TTL is the default lifetime of a workload's certificate. MaxTTL is the maximum lifetime that a request can
+	// specify.
 	TTL, MaxTTL time.Duration
 	// Clock returns the current time; default time.Now.
 	Clock func() time.Time
 	// PlugIn is a directory with the certificate and key of an external CA (ca-cert.pem, ca-key.pem, root-cert.pem,
 	// cert-chain.pem, as in Istio). The external CA signs instead of a root that this package creates.
 	PlugIn string
-	// Overlap is how long a new root is announced before it signs in an automatic rotation. RotateBefore is how long
-	// before the root's expiry the automatic rotation begins. A negative value of RotateBefore disables automatic
-	// rotation.
+	// Overlap is how long an automatic rotation announces a new root before the new root signs certificates.
+	// RotateBefore is how long before the root's expiry the automatic rotation begins. A negative value of RotateBefore
+	// disables automatic rotation.
 	Overlap, RotateBefore time.Duration
-	// Issuers lists external issuers whose tokens identify workloads.
+	// Issuers lists external issuers whose tokens prove the identity of workloads.
 	Issuers []TokenIssuer
 	// TLSPolicy restricts the TLS of servers that use ServerTLS.
 	TLSPolicy tlspolicy.Policy
@@ -107,7 +108,7 @@ type Authority struct {
 	dir         string
 	trustDomain string
 
-	// signs holds the current signing state.
+	// signs is the current signing state.
 	signs atomic.Pointer[signing]
 	state state
 
@@ -125,9 +126,10 @@ type Authority struct {
 	warned atomic.Int64
 }
 
-// Load opens the authority in a state directory, and creates it on first use. Several processes that create it at the
-// same time load the same one. Load fails if the authority cannot be used: expired root, other trust domain, damaged or
-// missing files, files readable by other users, or a read-only directory. The error names the directory and the remedy.
+// Load opens the authority in a state directory. If there is none, Load creates it. If several processes do this at the
+// same time, all of them load the same authority. Load fails if the authority cannot be used: its root is expired, it
+// has another trust domain, files are damaged or missing, other users can read the files, or the directory is
+// read-only. The error names the directory and the remedy.
 func Load(dir string, opts Options) (*Authority, error) {
 	opts = opts.withDefaults()
 	s := state{dir: dir, log: opts.Logger}
@@ -155,11 +157,11 @@ func Load(dir string, opts Options) (*Authority, error) {
 	return a, nil
 }
 
-// RootPEM returns the root certificates that all members of the mesh must trust: the one that signs, and during a
-// rotation also the next or the previous one.
+// RootPEM returns the root certificates that all members of the mesh must trust: the one that signs certificates and,
+// during a rotation, also the next or the previous one.
 func (a *Authority) RootPEM() []byte { return append([]byte(nil), a.signing().rootsPEM...) }
 
-// RootNotAfter returns the expiry of the signing certificate, which limits all issued certificates.
+// RootNotAfter returns the expiry of the signing certificate, which limits the lifetime of all issued certificates.
 func (a *Authority) RootNotAfter() time.Time { return a.signing().notAfter() }
 
 func (a *Authority) signing() *signing { return a.signs.Load() }
@@ -169,7 +171,8 @@ func (a *Authority) TrustDomain() string { return a.trustDomain }
 
 func (a *Authority) now() time.Time { return a.opts.Clock() }
 
-// warnOfExpiry warns once a day when the root's expiry is near, also in a process that runs for months.
+// warnOfExpiry logs a warning once a day when the root will soon expire. It also does so in a process that runs for
+// months.
 func (a *Authority) warnOfExpiry() {
 	now := a.now()
 	left := a.RootNotAfter().Sub(now)

@@ -17,7 +17,7 @@ import (
 const refusalLogInterval = time.Minute
 
 // CreateCertificate signs the client's key for the client's own SPIFFE ID only. The response contains the certificate
-// chain, then the root.
+// chain, followed by the root.
 func (a *Authority) CreateCertificate(
 	ctx context.Context, req *securityv1.IstioCertificateRequest,
 ) (*securityv1.IstioCertificateResponse, error) {
@@ -42,7 +42,7 @@ func (a *Authority) authenticateCaller(ctx context.Context) (caller Identity, pr
 	return caller, proof, err
 }
 
-// answerCall answers the request of an authenticated client.
+// answerCall processes the request of an authenticated client and returns the response.
 func (a *Authority) answerCall(
 	ctx context.Context, caller Identity, proof string, req *securityv1.IstioCertificateRequest,
 ) (*securityv1.IstioCertificateResponse, error) {
@@ -87,7 +87,7 @@ func (a *Authority) signFor(
 	return &securityv1.IstioCertificateResponse{CertChain: append(chain, string(by.rootsPEM))}, nil
 }
 
-// seconds converts seconds to a duration, and returns the maximum duration on overflow.
+// seconds converts a number of seconds to a duration. On overflow it returns the maximum duration.
 func seconds(n int64) time.Duration {
 	if n > int64(math.MaxInt64/time.Second) {
 		return math.MaxInt64

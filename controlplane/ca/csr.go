@@ -31,7 +31,7 @@ func parseCSR(data string) (*x509.CertificateRequest, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the CSR: %w", err)
 	}
-	// The key is checked before the signature, because verifying a signature with a huge key is expensive.
+	// Check the key before the signature, because the verification of a signature is expensive if the key is huge.
 	if err := checkKey(csr.PublicKey); err != nil {
 		return nil, fmt.Errorf("the CSR: %w", err)
 	}
@@ -44,7 +44,7 @@ func parseCSR(data string) (*x509.CertificateRequest, error) {
 	return csr, nil
 }
 
-// checkKey accepts the keys that all supported Envoy versions accept. Envoy refuses Ed25519 by default.
+// checkKey accepts only keys that all supported Envoy versions accept. By default, Envoy rejects Ed25519.
 func checkKey(key any) error {
 	switch key := key.(type) {
 	case *rsa.PublicKey:
@@ -61,8 +61,8 @@ func checkKey(key any) error {
 	return nil
 }
 
-// The accepted extensions of a CSR. The authority uses only the names, because it decides the usage of a certificate
-// itself.
+// The extensions that a CSR may contain. The authority uses only the names in them, because it determines the usage of
+// a certificate itself.
 var (
 	extensionSANs             = asn1.ObjectIdentifier{2, 5, 29, 17}
 	extensionKeyUsage         = asn1.ObjectIdentifier{2, 5, 29, 15}

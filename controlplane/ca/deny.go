@@ -25,8 +25,8 @@ import (
 // maxDenied limits the number of items of a deny list.
 const maxDenied = 100_000
 
-// DenyList contains the identities and certificates that the authority and the control plane refuse. It is immutable. A
-// nil list denies nothing.
+// DenyList contains the service accounts and certificates that the authority and the control plane refuse. It is
+// immutable. A nil list denies nothing.
 type DenyList struct {
 	accounts map[string]bool // NAMESPACE/SERVICE-ACCOUNT
 	serials  map[string]bool // lower-case hexadecimal numbers without leading zeros
@@ -57,7 +57,7 @@ func ParseDenyList(text []byte, trustDomain string) (*DenyList, error) {
 		list.accounts[account] = true
 	}
 	for i, node := range document.Serials {
-		// The literal text is used, because YAML would read 10 and 1e5 as decimal numbers.
+		// Use the literal text, because YAML would interpret 10 and 1e5 as decimal numbers.
 		serial, err := parseSerial(node.Value)
 		if err != nil {
 			return nil, fmt.Errorf("serials[%d] %q (line %d): %w", i, node.Value, node.Line, err)
@@ -124,13 +124,13 @@ func (l *DenyList) checkCertificate(cert *x509.Certificate) error {
 	return nil
 }
 
-// Deny sets the deny list for new calls. For calls that are already open, call CheckCaller.
+// Deny sets the deny list for new calls. For calls that have already begun, the caller must use CheckCaller.
 func (a *Authority) Deny(list *DenyList) { a.denied.Store(list) }
 
 // Denied returns the current deny list, which may be nil.
 func (a *Authority) Denied() *DenyList { return a.denied.Load() }
 
-// CheckCaller returns a gRPC status error if the deny list contains an already authenticated client.
+// CheckCaller returns a gRPC status error if the deny list contains the client. The client is already authenticated.
 func (a *Authority) CheckCaller(ctx context.Context, id Identity) error {
 	list := a.denied.Load()
 	err := list.checkAccount(id)
@@ -156,15 +156,16 @@ func clientCertificate(ctx context.Context) *x509.Certificate {
 	return info.State.VerifiedChains[0][0]
 }
 
-// maxRetained limits the number of retained revocation lists of replaced CAs.
+// maxRetained limits the number of revocation lists of replaced CAs that are retained.
 const maxRetained = 4
 
-// RevocationLists returns the denied serials as PEM revocation lists, one for each CA that may have signed them. An
-// empty list is required too: proxies that check lists refuse certificates of a CA without a list.
+// RevocationLists returns the denied serials as PEM revocation lists, one for each CA that may have signed the
+// certificates. It also returns empty lists, because a proxy that checks lists rejects the certificates of a CA for
+// which it has no list.
 //
-// previous is the last result, or nil. Lists that are still correct are returned unchanged. This includes lists of
-// replaced CAs, which cannot be signed again because the keys no longer exist. Certificates of these CAs are valid for
-// up to a day.
+// previous is the last result, or nil. RevocationLists returns those of its lists unchanged that are still correct.
+// This includes lists of replaced CAs, which cannot be signed again because the keys no longer exist. Certificates of
+// these CAs are valid for up to a day.
 func (a *Authority) RevocationLists(previous []byte) ([]byte, error) {
 	signing, list, now := a.signing(), a.denied.Load(), a.now()
 	var serials []string
@@ -193,7 +194,7 @@ func (a *Authority) RevocationLists(previous []byte) ([]byte, error) {
 	return out, nil
 }
 
-// signers returns every CA whose key exists and whose certificates members may present.
+// signers returns every CA whose key exists, and of which members of the mesh may have certificates.
 func (s *signing) signers() []*issuer {
 	var all []*issuer
 	for _, by := range []*issuer{s.issuer, s.server, s.next} {
@@ -219,7 +220,7 @@ func (i *issuer) signList(serials []string, now time.Time) (*x509.RevocationList
 	return x509.ParseRevocationList(der)
 }
 
-// parseLists parses PEM revocation lists and stops at the first malformed one. RevocationLists then signs the missing
+// parseLists parses PEM revocation lists. It stops at the first malformed one. RevocationLists then signs the missing
 // lists again.
 func parseLists(text []byte) (lists []*x509.RevocationList) {
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {

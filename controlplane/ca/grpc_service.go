@@ -15,8 +15,8 @@ import (
 const (
 	// callTimeout limits the duration of a call, from its headers to its response.
 	callTimeout = 10 * time.Second
-	// maxPendingCalls and maxPendingCallsPerCaller limit the calls that are processed at the same time. Other calls
-	// wait.
+	// maxPendingCalls and maxPendingCallsPerCaller limit the calls that are processed at the same time, in total and
+	// for one client. Other calls wait.
 	maxPendingCalls          = 256
 	maxPendingCallsPerCaller = 32
 )
@@ -25,7 +25,8 @@ const (
 // must limit the size of a request (grpc.MaxRecvMsgSize).
 //
 // RegisterTo registers CreateCertificate as a stream, which is the same on the wire as a unary call. gRPC reads the
-// request of a unary call before its handler runs; the handler of a stream authenticates the client first.
+// request of a unary call before its handler runs. The handler of a stream can authenticate the client before it reads
+// the request.
 func (a *Authority) RegisterTo(s grpc.ServiceRegistrar) {
 	s.RegisterService(&grpc.ServiceDesc{
 		ServiceName: securityv1.IstioCertificateService_ServiceDesc.ServiceName,
@@ -37,8 +38,8 @@ func (a *Authority) RegisterTo(s grpc.ServiceRegistrar) {
 	}, a)
 }
 
-// serveCall authenticates a client by the call's headers and the connection's certificate, then reads and answers the
-// request.
+// serveCall authenticates a client by the call's headers and the connection's certificate. It then reads the request
+// and responds to it.
 func (a *Authority) serveCall(stream grpc.ServerStream) error {
 	ctx, cancel := context.WithTimeout(stream.Context(), callTimeout)
 	defer cancel()
@@ -62,8 +63,8 @@ func (a *Authority) serveCall(stream grpc.ServerStream) error {
 	return stream.SendMsg(answer)
 }
 
-// receiveRequest reads the request of the call until ctx ends. A read may still be blocked then; gRPC ends it when the
-// RPC handler returns.
+// receiveRequest reads the request of the call. It returns when ctx ends, even if the read is still blocked. gRPC ends
+// that read when the RPC handler returns.
 func receiveRequest(ctx context.Context, stream grpc.ServerStream) (*securityv1.IstioCertificateRequest, error) {
 	req := &securityv1.IstioCertificateRequest{}
 	received := make(chan error, 1)
@@ -86,14 +87,14 @@ type callLimit struct {
 
 type callerLimit struct {
 	*semaphore.Weighted
-	users int // calls that hold or wait for a slot; protected by callLimit.mu
+	users int // calls that have a slot or wait for one; protected by callLimit.mu
 }
 
 func newCallLimit() *callLimit {
 	return &callLimit{all: semaphore.NewWeighted(maxPendingCalls), byCaller: map[Identity]*callerLimit{}}
 }
 
-// acquire waits for one of the client's slots, then for one of the slots that all clients share.
+// acquire waits for one of the client's own slots, and then for one of the slots that all clients share.
 func (l *callLimit) acquire(ctx context.Context, caller Identity) (release func(), err error) {
 	l.mu.Lock()
 	own := l.byCaller[caller]

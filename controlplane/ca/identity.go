@@ -7,7 +7,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 )
 
-// maxName limits the length of a namespace or service account, as Kubernetes does.
+// maxName limits the length of the name of a namespace or service account, as Kubernetes does.
 const maxName = 253
 
 // Identity is the identity of a workload.
@@ -25,7 +25,7 @@ func (id Identity) SPIFFEID() string {
 func (id Identity) String() string { return id.SPIFFEID() }
 
 // Validate returns an error for names that are invalid in a SPIFFE ID. In particular, an empty name or a name with a
-// slash would result in the ID of another identity.
+// slash would produce the ID of another identity.
 func (id Identity) Validate() error {
 	if err := validateTrustDomain(id.TrustDomain); err != nil {
 		return err

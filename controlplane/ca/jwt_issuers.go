@@ -11,11 +11,11 @@ import (
 
 // TokenIssuer is an external issuer of tokens that prove the service account of a workload. The tokens are JWTs with a
 // subject of the form system:serviceaccount:NAMESPACE:SERVICE-ACCOUNT. Kubernetes issues such tokens, and OpenID
-// Connect providers can.
+// Connect providers can issue them.
 type TokenIssuer struct {
 	// Issuer is the "iss" claim of the tokens.
 	Issuer string
-	// Audiences lists the accepted audiences. A token needs one of them. Default: TokenAudience.
+	// Audiences lists the accepted audiences. A token must have one of them. Default: TokenAudience.
 	Audiences []string
 	// Keys returns the issuer's current public keys, as a JWK set.
 	Keys func() (string, error)
@@ -26,7 +26,7 @@ var issuerAlgorithms = []jose.SignatureAlgorithm{
 	jose.RS256, jose.RS384, jose.RS512, jose.ES256, jose.ES384, jose.ES512, jose.PS256, jose.PS384, jose.PS512, jose.EdDSA,
 }
 
-// findIssuer returns the external issuer whose name the token contains, or nil.
+// findIssuer returns the external issuer that the token names, or nil.
 func (a *Authority) findIssuer(token string) *TokenIssuer {
 	if len(a.opts.Issuers) == 0 || len(token) > maxToken {
 		return nil
@@ -83,8 +83,8 @@ func (a *Authority) verifyExternal(issuer *TokenIssuer, token string) (Identity,
 	return a.subjectOf(claims)
 }
 
-// verifiedClaims verifies a token and returns its claims. It uses the key whose ID the token contains, or tries each
-// key if the token contains no key ID.
+// verifiedClaims verifies a token and returns its claims. It uses the key with the key ID in the token. If the token
+// contains no key ID, it tries each key.
 func verifiedClaims(token *jwt.JSONWebToken, set jose.JSONWebKeySet) (jwt.Claims, error) {
 	keys := set.Keys
 	if id := token.Headers[0].KeyID; id != "" {

@@ -21,7 +21,7 @@ const (
 	pemPrivateKey  = "PRIVATE KEY"
 )
 
-// material is the key material of an authority.
+// material contains the keys and the root certificate of an authority.
 type material struct {
 	trustDomain string
 	root        *x509.Certificate
@@ -29,8 +29,8 @@ type material struct {
 	tokenKey    *ecdsa.PrivateKey
 }
 
-// newMaterial creates a root and a key that signs tokens. The keys differ, so that a signed token can never be used as
-// the signature of a certificate or vice versa.
+// newMaterial creates a root and a key that signs tokens. The two keys differ, so that a signed token can never be used
+// as the signature of a certificate, or the reverse.
 func newMaterial(trustDomain string, now time.Time) (*material, error) {
 	rootKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -142,7 +142,7 @@ func onlyBlock(data []byte, blockType string) ([]byte, error) {
 	return block.Bytes, nil
 }
 
-// check returns an error if the root cannot be used.
+// check returns an error if the root is not usable.
 func (m *material) check(trustDomain string, now time.Time) error {
 	if !m.rootKey.PublicKey.Equal(m.root.PublicKey) {
 		return fmt.Errorf("%s is not the key of %s: restore both from the same backup", rootKeyFile, rootCertFile)

@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics contains the CA's metrics. They have the names of Istio's CA metrics where these exist, so that existing
+// metrics contains the CA's metrics. If Istio's CA has an equivalent metric, the names are the same, so that existing
 // dashboards and alerts work.
 type metrics struct {
 	requests, signed, unauthenticated, malformed, otherIdentity, failed prometheus.Counter

@@ -16,7 +16,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/pemtext"
 )
 
-// Files of an external CA, as in Istio.
+// Names of the files of an external CA. They are the same as in Istio.
 const (
 	plugInCert  = "ca-cert.pem"
 	plugInKey   = "ca-key.pem"
@@ -28,7 +28,7 @@ const (
 const replacePlugIn = "add the root of a new CA to root-cert.pem in that directory, then replace the CA's certificate and key there"
 
 // readPlugIn reads an external CA. It fails if the CA's certificate does not chain to one of the roots, or is not valid
-// at the time now.
+// at the time in now.
 func readPlugIn(dir string, now time.Time) (*signing, error) {
 	data := map[string][]byte{}
 	for _, name := range []string{plugInCert, plugInKey, plugInRoots, plugInChain} {
@@ -115,7 +115,7 @@ func parseCertificates(data []byte) ([]*x509.Certificate, error) {
 	return out, nil
 }
 
-// parseAnyKey parses an RSA or ECDSA key in any form that OpenSSL writes.
+// parseAnyKey parses an RSA or ECDSA key in any of the formats that OpenSSL writes.
 func parseAnyKey(data []byte) (crypto.Signer, error) {
 	for {
 		var block *pem.Block

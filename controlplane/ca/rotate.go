@@ -19,9 +19,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
-// generations is the state of a root rotation. First the next root is announced, so that all members trust it before
-// it signs. Then the next root signs certificates, and the previous root stays trusted until its certificates have
-// expired. The state is stored in one file, so that each step is atomic.
+// generations is the state of a root rotation. First the next root is announced, so that all members trust it before it
+// signs. Then the next root signs certificates, and the previous root remains trusted until its certificates have
+// expired. One file contains the whole state, so that each step is atomic.
 type generations struct {
 	Active    int `json:"active"`
 	Announced int `json:"announced,omitempty"`
@@ -30,13 +30,14 @@ type generations struct {
 	Previous int `json:"previous,omitempty"`
 	// Since is the time of the last step.
 	Since time.Time `json:"since"`
-	// Retire is the time after which the previous root can be removed.
+	// Retire is the time after which the previous root may be removed.
 	Retire time.Time `json:"retire,omitzero"`
 }
 
 const generationsFile = "roots.json"
 
-// generationDir returns the directory of a root. The first root is in the authority's own directory.
+// generationDir returns the directory of the root of generation n. The directory of generation 0 is that of the
+// authority.
 func (s state) generationDir(n int) string {
 	if n == 0 {
 		return s.path()
@@ -124,7 +125,7 @@ func (s state) readSigning() (*signing, error) {
 }
 
 // Reload reads the signing state again and reports whether it changed. If the files are invalid, Reload returns an
-// error and the authority continues to use the previous state.
+// error, and the authority continues to use the previous state.
 func (a *Authority) Reload() (changed bool, err error) {
 	var next *signing
 	if a.opts.PlugIn != "" {
@@ -160,9 +161,9 @@ type RotationStep string
 const (
 	// Announce creates a new root. Members learn to trust it, but it does not sign workload certificates yet.
 	Announce RotationStep = "announce"
-	// Activate makes the announced root sign certificates. The previous root is still trusted.
+	// Activate lets the announced root sign certificates. Members still trust the previous root.
 	Activate RotationStep = "activate"
-	// Retire removes the trust in the previous root.
+	// Retire removes the previous root from the trusted roots.
 	Retire RotationStep = "retire"
 )
 
@@ -190,8 +191,8 @@ func (a *Authority) Rotation() (Rotation, error) {
 	return Rotation{Next: Announce, Due: a.RootNotAfter().Add(-max(a.opts.RotateBefore, 0)), Since: g.Since}, nil
 }
 
-// Rotate executes the next step of the root rotation and returns the step. Before the due time it fails unless force
-// is set: members that do not have the new root yet would refuse certificates that the new root signed.
+// Rotate executes the next step of the root rotation and returns the step. Before the due time, it fails unless force
+// is set: members that do not have the new root yet would reject certificates that the new root signed.
 func (a *Authority) Rotate(force bool) (RotationStep, error) {
 	if a.opts.PlugIn != "" {
 		return "", fmt.Errorf("the authority in %s is external, so pilotfish cannot rotate its root: %s", a.opts.PlugIn, a.expiryRemedy())
@@ -212,7 +213,7 @@ func (a *Authority) Rotate(force bool) (RotationStep, error) {
 	return r.Next, a.executeStep(r.Next)
 }
 
-// executeStep executes the next step and reloads. The caller must hold the lock.
+// executeStep executes the next step, and then reloads the state. The caller must hold the lock.
 func (a *Authority) executeStep(next RotationStep) error {
 	if err := a.applyStep(next); err != nil {
 		return err
@@ -262,7 +263,7 @@ func (s state) makeRoot(n int, trustDomain string, now time.Time) error {
 		return err
 	}
 	dir := s.generationDir(n)
-	if err := os.RemoveAll(dir); err != nil { // an unfinished step may have left the directory
+	if err := os.RemoveAll(dir); err != nil { // a step that was interrupted may have left the directory
 		return s.explain("rotating roots", err)
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -274,7 +275,7 @@ func (s state) makeRoot(n int, trustDomain string, now time.Time) error {
 	return syncDir(dir)
 }
 
-// removeRoot removes a root that is no longer trusted. It removes the key first.
+// removeRoot removes a root that is no longer trusted. It removes the root's key first.
 func (s state) removeRoot(n int) error {
 	dir := s.generationDir(n)
 	retired := []string{filepath.Join(dir, rootKeyFile), filepath.Join(dir, rootCertFile)}
@@ -289,8 +290,8 @@ func (s state) removeRoot(n int) error {
 	return nil
 }
 
-// removeRetired removes directories of retired roots that a killed process did not remove. Generation numbers are not
-// reused, so several processes can call removeRetired at the same time.
+// removeRetired removes the directories of retired roots that remain because a process was killed. Generation numbers
+// are not reused, so several processes can call removeRetired at the same time.
 func (s state) removeRetired() error {
 	g, err := s.readGenerations()
 	if err != nil {
@@ -321,7 +322,7 @@ func (a *Authority) Run(ctx context.Context, interval time.Duration, changed fun
 		case <-ticker.C:
 		}
 		reloaded, err := a.Reload()
-		if reloaded { // another process or a user changed the files
+		if reloaded { // another process, or a user, changed the files
 			by := a.signing()
 			a.log.Info("reloaded the certificate authority because its files changed", "directory", a.directory(), "signs", by.issuer.cert.Subject.String(),
 				"serial", by.issuer.cert.SerialNumber.Text(16), "notAfter", by.notAfter(), "roots", len(by.roots))
@@ -342,8 +343,8 @@ func (a *Authority) Run(ctx context.Context, interval time.Duration, changed fun
 	}
 }
 
-// rotateWhenDue executes the next step if it is due. Another control plane with the same directory may execute it
-// first, so the state is read again under the lock.
+// rotateWhenDue executes the next step if it is due. Another control plane with the same directory may execute the step
+// before this one does, so the state is read again under the lock.
 func (a *Authority) rotateWhenDue(reloaded bool) (bool, error) {
 	if r, err := a.Rotation(); err != nil || a.now().Before(r.Due) {
 		return reloaded, err

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// serverTTL is the lifetime of the control plane's own certificate, which is renewed after half of that time.
+// serverTTL is the lifetime of the control plane's own certificate. The certificate is renewed after half of that time.
 const serverTTL = 24 * time.Hour
 
 // serverNames returns the host names with which agents connect to a control plane: the usual names in Istio, and this
@@ -26,13 +26,14 @@ func serverNames() []string {
 	}
 }
 
-// ServerTLS returns the configuration of the control plane's TLS port. The certificate has the usual names of a control
-// plane and the specified ones (DNS names and IP addresses), and is renewed automatically. Client certificates are
-// optional and verified. Connections for workloads' requests are refused. HTTP/2 is enabled. Options.TLSPolicy restricts it.
+// ServerTLS returns the configuration of the control plane's TLS port. The certificate contains the usual names of a
+// control plane and those in names (DNS names and IP addresses). It is renewed automatically. Clients may have a
+// certificate, which is verified. Connections on which a proxy forwards requests of workloads are refused. HTTP/2 is
+// enabled. Options.TLSPolicy restricts it.
 func (a *Authority) ServerTLS(names ...string) *tls.Config {
 	own := &serverCertificate{authority: a, names: cleanNames(append(serverNames(), names...))}
-	// The first certificate is created here, so that the first client does not wait for it and errors are logged at
-	// the start.
+	// Create the first certificate now, so that the first client does not wait for it, and errors are logged at the
+	// start.
 	_, _ = own.get(nil)
 	config := &tls.Config{
 		MinVersion:     tls.VersionTLS12,
@@ -42,8 +43,8 @@ func (a *Authority) ServerTLS(names ...string) *tls.Config {
 		Time:           a.now,
 	}
 	a.opts.TLSPolicy.Narrow(config)
-	// The trusted roots change in a rotation. Each connection therefore uses a copy of the configuration with the
-	// current roots.
+	// The trusted roots change in a rotation, so each connection uses a copy of the configuration with the current
+	// roots.
 	config.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		if isWorkloadTLS(hello) {
 			return nil, errWorkloadTLS
@@ -57,9 +58,9 @@ func (a *Authority) ServerTLS(names ...string) *tls.Config {
 
 var errWorkloadTLS = errors.New("the client offers the ALPN protocols of connections between workloads: a DestinationRule with ISTIO_MUTUAL leads a proxy to the control plane")
 
-// isWorkloadTLS reports whether a client offers the ALPN protocols of mutual TLS between workloads. A proxy sends its
-// clients' requests on such a connection, and these requests must not be accepted here with the identity of the proxy.
-// Agents offer h2.
+// isWorkloadTLS reports whether a client offers the ALPN protocols of mutual TLS between workloads. On such a
+// connection, a proxy forwards requests of its clients. The control plane must not treat these as requests of the
+// proxy. Agents offer h2 instead.
 func isWorkloadTLS(hello *tls.ClientHelloInfo) bool {
 	return slices.ContainsFunc(hello.SupportedProtos, func(name string) bool { return strings.HasPrefix(name, "istio") })
 }
@@ -73,7 +74,7 @@ func cleanNames(names []string) []string {
 	return slices.DeleteFunc(slices.Compact(names), func(name string) bool { return name == "" })
 }
 
-// ServerCertificate issues a certificate with exactly these names for a server of the control plane.
+// ServerCertificate issues a certificate with exactly these names, for a server of the control plane.
 func (a *Authority) ServerCertificate(names ...string) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// issuer is a signing certificate and its key.
+// issuer is a certificate that signs other certificates, and its key.
 type issuer struct {
 	cert *x509.Certificate
 	key  crypto.Signer
-	// intermediates are the certificates between this one and the root, without the root.
+	// intermediates are the certificates between this certificate and the root. The root is not one of them.
 	intermediates []*x509.Certificate
 	root          *x509.Certificate // nil if responses do not contain the root
 	notAfter      time.Time         // earliest expiry in the chain
 }
 
-// chain returns the certificates that follow an issued certificate in a response.
+// chain returns the certificates that follow the issued certificate in a response.
 func (i *issuer) chain() []*x509.Certificate {
 	if i.root == nil {
 		return i.intermediates
@@ -34,10 +34,10 @@ func newIssuer(root *x509.Certificate, key crypto.Signer) *issuer {
 // signing contains the issuers and the trusted roots. It is immutable.
 type signing struct {
 	issuer *issuer
-	// server signs the control plane's own certificate. During a rotation it is the previous root, because agents with
-	// an old root file trust only the previous root.
+	// server is the issuer of the control plane's own certificate. During a rotation it is the previous root, because
+	// agents with an old root file trust only the previous root.
 	server *issuer
-	// next is the announced root, or nil. Until it is activated it signs only revocation lists.
+	// next is the announced root, or nil. Before it is activated, it signs only revocation lists.
 	next     *issuer
 	roots    []*x509.Certificate
 	rootsPEM []byte

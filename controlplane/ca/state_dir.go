@@ -12,15 +12,15 @@ import (
 	"time"
 )
 
-// Files of an authority. They are in a separate directory below the state directory. That directory is created
-// atomically with all its files.
+// Files of an authority. They are in a separate directory inside the state directory. That directory is created
+// atomically, together with all its files.
 const (
 	authorityDir = "authority"
 	rootCertFile = "root-cert.pem"
 	rootKeyFile  = "root-key.pem"
 	tokenKeyFile = "token-key.pem"
 
-	// maxFile limits the size of a file, in bytes. The files have a few hundred bytes each.
+	// maxFile is the maximum size of a file, in bytes. Valid files have a few hundred bytes.
 	maxFile = 64 << 10
 )
 
@@ -69,8 +69,8 @@ func (s state) ensure(opts Options) error {
 	return s.create(opts.TrustDomain, opts.Clock())
 }
 
-// create writes an authority to a temporary directory and renames it. If several processes do this at the same time,
-// the rename succeeds for only one of them, and the others use its result.
+// create writes an authority to a temporary directory, and then renames the directory. If several processes do this at
+// the same time, the rename succeeds for only one of them. The others use its result.
 func (s state) create(trustDomain string, now time.Time) error {
 	if trustDomain == "" {
 		trustDomain = DefaultTrustDomain
@@ -151,7 +151,7 @@ func syncDir(path string) error {
 	}
 	err = d.Sync()
 	if errors.Is(err, syscall.EINVAL) {
-		err = nil // some network file systems cannot sync directories
+		err = nil // some network file systems cannot sync directories, so this is not an error
 	}
 	return errors.Join(err, d.Close())
 }
@@ -191,8 +191,8 @@ func (s state) read() (*material, error) {
 	return m, nil
 }
 
-// warnOfWriters logs a warning if other users can write the directory and so replace the authority. This is not an
-// error, because volumes in Kubernetes have such a mode, although only one pod uses them.
+// warnOfWriters logs a warning if other users can write to the directory, because they can then replace the authority.
+// This is not an error, because volumes in Kubernetes have such a mode, although only one pod uses them.
 func (s state) warnOfWriters() {
 	info, err := os.Stat(s.dir)
 	if err != nil || info.Mode().Perm()&0o022 == 0 || info.Mode()&fs.ModeSticky != 0 {
@@ -242,8 +242,8 @@ func readFile(path string, secret bool, remedy string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxFile))
 }
 
-// checkSecret fails if other users can read or write a key. It does not change the mode, because the key may already be
-// compromised.
+// checkSecret returns an error if other users can read or write a key. It does not change the mode, because the key may
+// already be compromised.
 func checkSecret(f *os.File, remedy string) error {
 	info, err := f.Stat()
 	if err != nil {

@@ -22,7 +22,7 @@ const (
 
 	subjectPrefix = "system:serviceaccount:"
 	maxToken      = 8 << 10
-	// tokenSkew is the accepted difference between the clocks of this machine and of a token's issuer.
+	// tokenSkew is the accepted difference between this machine's clock and that of a token's issuer.
 	tokenSkew = backdate
 )
 
@@ -50,8 +50,8 @@ func keyID(key *ecdsa.PublicKey) (string, error) {
 	return base64.RawURLEncoding.EncodeToString(thumbprint), nil
 }
 
-// IssueToken issues a token that proves a workload's service account to the control plane: a JWT signed with ES256,
-// with the audience and subject of the tokens that Kubernetes mounts for Istio.
+// IssueToken issues a token that proves a workload's service account to the control plane. It is a JWT signed with
+// ES256. Its audience and subject are those of the tokens that Kubernetes mounts for Istio.
 func (a *Authority) IssueToken(namespace, serviceAccount string, ttl time.Duration) (string, error) {
 	id := Identity{TrustDomain: a.trustDomain, Namespace: namespace, ServiceAccount: serviceAccount}
 	if err := id.Validate(); err != nil {
@@ -76,7 +76,8 @@ func (a *Authority) IssueToken(namespace, serviceAccount string, ttl time.Durati
 	return token, nil
 }
 
-// tokenIssuer returns the issuer claim, which binds a token to the trust domain.
+// tokenIssuer returns the issuer claim of tokens. It contains the trust domain, so a token is valid only in that trust
+// domain.
 func (a *Authority) tokenIssuer() string { return "spiffe://" + a.trustDomain }
 
 // VerifyToken verifies a token of this authority and returns its identity.

@@ -1,5 +1,5 @@
-// Package compare determines how the configuration of proxies would change between two states of a mesh. It is used
-// before a change is applied.
+// Package compare determines how the configuration of proxies differs between two states of a mesh. It is used to show
+// the effect of a change before the change is applied.
 package compare
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// maxValues limits the number of differing values that a Change lists per resource.
+// maxValues limits the number of differing values that are listed for one resource.
 const maxValues = 40
 
 // Kind is the kind of change of a resource.
@@ -43,14 +43,14 @@ type Change struct {
 	More int `json:"more,omitempty"`
 }
 
-// Value is one differing value of a resource. "" means that the value does not exist.
+// Value is one value of a resource that differs. "" means that the value does not exist.
 type Value struct {
 	Path   string `json:"path"`
 	Before string `json:"before,omitempty"`
 	After  string `json:"after,omitempty"`
 }
 
-// Group contains proxies with the same changes.
+// Group contains proxies whose configuration changes in the same way.
 type Group struct {
 	Proxies []string `json:"proxies"`
 	Changes []Change `json:"changes"`
@@ -61,7 +61,7 @@ type Group struct {
 func Proxies(before, after *snapshot.Snapshot, proxies []*translate.Proxy) ([]Group, error) {
 	var groups []Group
 	byContent := map[string]int{}
-	shown := map[string]Change{} // key: the versions that were compared, because most proxies share their resources
+	shown := map[string]Change{} // by the compared versions, because most proxies share their resources
 	for _, p := range proxies {
 		changes, err := compareProxy(before, after, p, shown)
 		if err != nil {
@@ -206,8 +206,8 @@ func compareResource(short string, before, after *xds.Resource) (Change, error) 
 	return c, nil
 }
 
-// flattenResource returns the values of a resource by path. The paths contain the names of list items that have one, so
-// that an added or removed item does not change the paths of later items.
+// flattenResource returns the values of a resource by path. If list items have names, the paths contain the names
+// instead of indexes. An added or removed item then does not change the paths of later items.
 func flattenResource(r *xds.Resource) (map[string]string, error) {
 	data, err := marshalRedacted(r)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 )
 
 // ParseProxy parses the description of a proxy that is not connected: "NAME.NAMESPACE", optionally with labels, as in
-// "reviews-v1.shop:app=reviews,version=v1". The prefix "router/" specifies a gateway. The result has redirection and
-// the newest Envoy version.
+// "reviews-v1.shop:app=reviews,version=v1". The prefix "router/" specifies a gateway. The result is a proxy with
+// redirection and the newest Envoy version.
 func ParseProxy(text string) (*translate.Proxy, error) {
 	kind, rest := "sidecar", text
 	if name, ok := strings.CutPrefix(text, "router/"); ok {
@@ -47,7 +47,7 @@ func ParseProxy(text string) (*translate.Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.Authenticated = true // proxies must be authenticated to receive Secrets
+	p.Authenticated = true // only authenticated proxies receive Secrets
 	p.UseVHDS = p.SupportsVHDS()
 	return p, nil
 }

@@ -13,11 +13,12 @@ import (
 // redacted is the placeholder for a sensitive value.
 const redacted = "[hidden]"
 
-// Redact replaces values that Envoy's API marks as sensitive (private keys, passwords), and the pull secrets of Wasm
-// modules. It also searches messages in google.protobuf.Any fields, because patches may contain secrets anywhere.
+// Redact replaces the values that Envoy's API marks as sensitive (private keys, passwords), and the pull secrets of
+// Wasm modules. It also searches the messages in google.protobuf.Any fields, because a patch may contain a secret in
+// any of them.
 func Redact(m proto.Message) { redact(m.ProtoReflect()) }
 
-// redact reports whether it redacted any value.
+// redact redacts a message and reports whether it redacted any value.
 func redact(m protoreflect.Message) (changed bool) {
 	if packed, ok := m.Interface().(*anypb.Any); ok {
 		return redactPacked(packed)
@@ -73,8 +74,8 @@ func redactField(m protoreflect.Message, fd protoreflect.FieldDescriptor) {
 	}
 }
 
-// redactEntry redacts the pull secret in the environment of a Wasm module, also if the message is untyped. It reports
-// whether there is one.
+// redactEntry redacts the pull secret in the environment of a Wasm module, even if the message has no type. It reports
+// whether there is a pull secret.
 func redactEntry(fd protoreflect.FieldDescriptor, m protoreflect.Map) bool {
 	if fd.MapKey().Kind() != protoreflect.StringKind {
 		return false

@@ -35,21 +35,21 @@ type Description struct {
 	Access []string `json:"access,omitempty"`
 	// Gateways lists the Gateways that select the proxy. It is empty for sidecars.
 	Gateways []Document `json:"gateways,omitempty"`
-	// Scope describes the services that the workload can see.
+	// Scope describes which services the workload can see.
 	Scope []string `json:"scope,omitempty"`
-	// Outbound lists the rules for the workload's own requests.
+	// Outbound lists the rules that apply to the workload's own requests.
 	Outbound []Document `json:"outbound,omitempty"`
-	// OtherDocuments lists further documents that apply: filters, logs, plug-ins.
+	// OtherDocuments lists documents of other kinds that apply: filters, logs, plug-ins.
 	OtherDocuments []Document `json:"others,omitempty"`
 }
 
-// Inbound is one port of a service on the workload.
+// Inbound describes one port of a service that selects the workload.
 type Inbound struct {
 	Service  string `json:"service"`
 	Port     uint32 `json:"port"`
 	Target   uint32 `json:"targetPort,omitempty"`
 	Protocol string `json:"protocol"`
-	// MTLS describes which connections the port accepts, and By names the document that configures it.
+	// MTLS describes which connections the port accepts. By is the name of the document that configures it.
 	MTLS string `json:"mtls"`
 	By   string `json:"by,omitempty"`
 	// Endpoint is the Sidecar's defaultEndpoint for the port.
@@ -58,15 +58,15 @@ type Inbound struct {
 	Callers []Document `json:"callers,omitempty"`
 }
 
-// Document is a document that applies, with a description of its effect.
+// Document is a document that applies to the workload, with a description of its effect.
 type Document struct {
 	Resource config.Key `json:"resource"`
 	At       string     `json:"at,omitempty"`
 	Effects  []string   `json:"says,omitempty"`
 }
 
-// refusedText describes a policy that the control plane denies all requests for, because its document was never
-// accepted.
+// refusedText is the description of a policy whose document was never accepted. The control plane denies all requests
+// to the workloads of such a policy.
 const refusedText = "the document is refused, and no earlier version was accepted: requests to the workloads that it selects are denied (PF0213)"
 
 func newDocument(r *config.Resource, effects ...string) Document {
@@ -136,7 +136,7 @@ func mtlsText(m snapshot.Mode) string {
 	return "mutual TLS and plaintext (PERMISSIVE)"
 }
 
-// describeClientRules returns the rules for a service that clients in the workload's own namespace apply.
+// describeClientRules returns the rules that clients in the workload's own namespace apply to a service.
 func describeClientRules(scope *snapshot.Scope, svc *registry.Service, port registry.Port) []Document {
 	var out []Document
 	if vs := scope.VirtualService(svc.Hostname); vs != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// matchText describes the requests to which a route applies: those that fulfil all conditions of one of its matches.
+// matchText describes the requests to which a route applies. A request must meet all conditions of at least one match.
 func matchText(r *networking.HTTPRoute) string {
 	if len(r.GetMatch()) == 0 {
 		return "requests "
@@ -50,7 +50,7 @@ func headerText(name string, m *networking.StringMatch) string {
 	return valueText("header", name, m)
 }
 
-// contextText describes the port, source and gateways of requests or connections.
+// contextText describes conditions on the port, the source and the gateways of requests or connections.
 func contextText(port uint32, labels map[string]string, namespace string, gateways []string) []string {
 	var parts []string
 	if port != 0 {
@@ -114,7 +114,7 @@ func stringMatchText(what string, m *networking.StringMatch) []string {
 	return nil
 }
 
-// joinAll joins conditions that must all match with "and". It returns none if there are no conditions.
+// joinAll joins conditions with "and", because all must match. If there are no conditions, it returns none.
 func joinAll(parts []string, none string) string {
 	if len(parts) == 0 {
 		return none

@@ -210,7 +210,7 @@ func proxyConfigText(spec *networkingbeta.ProxyConfig) []string {
 		out = append(out, fmt.Sprintf("%d worker threads when the proxy starts (0: one per CPU)", n.GetValue()))
 	}
 	for _, name := range slices.Sorted(maps.Keys(spec.GetEnvironmentVariables())) {
-		// Without the value, which may be confidential.
+		// The value is omitted, because it may be confidential.
 		out = append(out, "the environment variable "+name+" when the proxy starts")
 	}
 	return out

@@ -94,7 +94,7 @@ func conditionText(what string, are, none []string) []string {
 	return out
 }
 
-// joinAny joins alternatives with "or". It returns none if there are no alternatives.
+// joinAny joins alternatives with "or". If there are no alternatives, it returns none.
 func joinAny(list []string, none string) string {
 	switch len(list) {
 	case 0:
@@ -112,7 +112,7 @@ type targeted interface {
 	GetTargetRefs() []*typev1beta1.PolicyTargetReference
 }
 
-// targetText describes which workloads of its namespace a document selects. It returns nil if it selects all.
+// targetText describes which workloads in its namespace a document selects. It returns nil if the document selects all.
 func targetText(t targeted) []string {
 	refs := t.GetTargetRefs()
 	if ref := t.GetTargetRef(); ref != nil {

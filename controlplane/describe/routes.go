@@ -117,7 +117,7 @@ func routeOptionsText(r *networking.HTTPRoute) string {
 	return " (" + strings.Join(extra, ", ") + ")"
 }
 
-// trafficText describes the load balancing, limits and TLS settings of connections.
+// trafficText describes the load balancing, the limits and the TLS settings of connections.
 func trafficText(t snapshot.Traffic) []string {
 	var out []string
 	if t.TLS != nil {

@@ -6,7 +6,7 @@ import (
 )
 
 // Bootstrap returns the message that the patches merge into the bootstrap of a sidecar or gateway. It returns nil if no
-// patch is for the bootstrap.
+// patch applies to the bootstrap.
 func (s *Set) Bootstrap(gateway bool) *bootstrapv3.Bootstrap {
 	var out *bootstrapv3.Bootstrap
 	for _, p := range s.patchesFor(networking.EnvoyFilter_BOOTSTRAP) {

@@ -9,7 +9,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// Cluster contains the attributes of a cluster that patches match.
+// Cluster contains those attributes of a cluster that the match conditions of patches refer to.
 type Cluster struct {
 	Side Side
 	Name string
@@ -19,7 +19,7 @@ type Cluster struct {
 	Port     uint32
 }
 
-// ClusterPatches are the patches of one cluster.
+// ClusterPatches contains the patches of one cluster.
 type ClusterPatches struct {
 	set     *Set
 	patches []*patch
@@ -53,7 +53,7 @@ func (c Cluster) matches(p *patch) bool {
 		(m.GetService() == "" || slices.Contains(c.Services, m.GetService()))
 }
 
-// TakeSkipped calls Set.TakeSkipped.
+// TakeSkipped returns the skipped patches of the set, like Set.TakeSkipped.
 func (c ClusterPatches) TakeSkipped() []SkippedPatch { return c.set.TakeSkipped() }
 
 // Removes reports whether a patch removes the cluster.
@@ -75,8 +75,8 @@ func (p *patch) changeCluster(cluster *clusterv3.Cluster) (bool, error) {
 	value := proto.Clone(p.value).(*clusterv3.Cluster)
 	value.Name = ""
 	if socket := value.GetTransportSocket(); socket != nil && len(cluster.GetTransportSocketMatches()) > 0 {
-		// The cluster has several transport sockets, and the endpoint selects one. The patch therefore applies to the
-		// socket with the name in the patch, not to the cluster's single socket.
+		// The cluster has several transport sockets, and endpoints select one of them. The patch therefore applies to
+		// the socket with the name in the patch, and not to the field for a single socket.
 		value.TransportSocket = nil
 		for _, m := range cluster.GetTransportSocketMatches() {
 			if m.GetTransportSocket().GetName() == socket.GetName() {
@@ -88,7 +88,7 @@ func (p *patch) changeCluster(cluster *clusterv3.Cluster) (bool, error) {
 	return true, nil
 }
 
-// AddedClusters returns the clusters that patches add to a proxy, except those whose name is in use.
+// AddedClusters returns the clusters that patches add to a proxy. It omits clusters for whose name taken returns true.
 func (s *Set) AddedClusters(router bool, taken func(name string) bool) []*clusterv3.Cluster {
 	var out []*clusterv3.Cluster
 	seen := map[string]bool{}
@@ -107,8 +107,8 @@ func (s *Set) AddedClusters(router bool, taken func(name string) bool) []*cluste
 	return out
 }
 
-// Extension returns the configuration that patches add under a name, or nil. If several patches add it, the last one
-// wins.
+// Extension returns the extension configuration that patches add with this name, or nil. If several patches add it, the
+// last one takes effect.
 func (s *Set) Extension(router bool, name string) *corev3.TypedExtensionConfig {
 	var found *corev3.TypedExtensionConfig
 	for _, p := range s.patchesFor(networking.EnvoyFilter_EXTENSION_CONFIG) {
@@ -119,7 +119,7 @@ func (s *Set) Extension(router bool, name string) *corev3.TypedExtensionConfig {
 	return found
 }
 
-// Extensions returns the names of all configurations that patches add.
+// Extensions returns the names of all extension configurations that patches add.
 func (s *Set) Extensions(router bool) []string {
 	var out []string
 	for _, p := range s.patchesFor(networking.EnvoyFilter_EXTENSION_CONFIG) {

@@ -10,9 +10,9 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// convertDurations returns the value with each duration in Go's form, for example "500ms" or "1m30s", in the form of
-// protobuf's JSON mapping ("0.500s", "90s"). Istio reads both forms. Other values, and parts of unknown type, are
-// returned unchanged. md is the type of the value.
+// convertDurations converts durations in Go's form, for example "500ms" or "1m30s", to the form of protobuf's JSON
+// mapping ("0.500s", "90s"). Istio accepts both forms. It returns other values, and parts of unknown type, unchanged.
+// md is the type of the value.
 func convertDurations(v *structpb.Value, md protoreflect.MessageDescriptor) *structpb.Value {
 	if md.FullName() == "google.protobuf.Duration" {
 		return convertDuration(v)
@@ -56,7 +56,8 @@ func convertFields(fields map[string]*structpb.Value, convert func(name string, 
 	return structpb.NewStructValue(&structpb.Struct{Fields: out})
 }
 
-// convertFieldDurations calls convertDurations for the message, or for each message of the list or map, in a field.
+// convertFieldDurations calls convertDurations for the message in a field, or for each message of the field's list or
+// map.
 func convertFieldDurations(v *structpb.Value, fd protoreflect.FieldDescriptor) *structpb.Value {
 	switch {
 	case fd.IsMap():

@@ -1,8 +1,8 @@
 // Package envoyfilter parses EnvoyFilters and applies their patches to the resources of a proxy. It is pure: the same
 // patches for the same resource produce the same bytes.
 //
-// An invalid patch is refused with its document. A valid patch that produces an invalid resource is skipped for that
-// resource and reported; the other patches are applied.
+// If a patch is invalid, its document is refused. If a valid patch would produce an invalid resource, it is skipped for
+// that resource and reported. The other patches are applied.
 package envoyfilter
 
 import (
@@ -31,14 +31,14 @@ type Filter struct {
 // patch is one patch of an EnvoyFilter.
 type patch struct {
 	filter  *Filter
-	field   string // path in the document, for problems
+	field   string // path of the patch in the document, for problems
 	to      networking.EnvoyFilter_ApplyTo
 	op      networking.EnvoyFilter_Patch_Operation
 	class   networking.EnvoyFilter_Patch_FilterClass
 	match   *networking.EnvoyFilter_EnvoyConfigObjectMatch
 	value   proto.Message // nil for patches that remove an object
 	version *regexp.Regexp
-	// newestType is the extension type in the value that requires the newest Envoy: version 1.minMinor. It is empty if
+	// newestType is that extension type in the value that requires the newest Envoy: version 1.minMinor. It is empty if
 	// all supported versions have all types in the value.
 	newestType protoreflect.FullName
 	minMinor   uint32
@@ -46,7 +46,7 @@ type patch struct {
 	digest string
 }
 
-// Read parses an EnvoyFilter. It omits invalid patches and reports them as problems.
+// Read parses an EnvoyFilter. It omits invalid patches, and returns a problem for each of them.
 func Read(r *config.Resource) (*Filter, []config.Problem) {
 	f := &Filter{Resource: r}
 	var problems []config.Problem
@@ -62,7 +62,8 @@ func Read(r *config.Resource) (*Filter, []config.Problem) {
 	return f, problems
 }
 
-// Check returns the problems of an EnvoyFilter's patches. For other kinds it returns nil. config.Parser calls it.
+// Check returns the problems of an EnvoyFilter's patches. For resources of other kinds it returns nil. config.Parser
+// calls it.
 func Check(r *config.Resource) []config.Problem {
 	if _, ok := r.Spec.(*networking.EnvoyFilter); !ok {
 		return nil
@@ -108,7 +109,7 @@ func (f *Filter) readValue(p *patch, value *structpb.Struct) *config.Problem {
 		return f.refuse(at+wrong.path, "", wrong.why, fmt.Sprintf("see Envoy's API, version 3, for %s", p.value.ProtoReflect().Descriptor().FullName()))
 	}
 	if p.isMerge() {
-		return nil // a patch that is merged may be incomplete; only the merged resource must be valid
+		return nil // a patch that is merged may be incomplete, because only the merged resource must be valid
 	}
 	if err := validate(p.value); err != nil {
 		return f.refuse(at, "", "Envoy would reject the value: "+err.Error(), "correct the value")

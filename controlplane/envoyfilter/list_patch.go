@@ -15,13 +15,13 @@ type element interface {
 	GetName() string
 }
 
-// typedElement is an element whose configuration is a google.protobuf.Any.
+// typedElement is an element whose configuration is in a google.protobuf.Any.
 type typedElement interface {
 	GetTypedConfig() *anypb.Any
 }
 
-// editList applies a patch to a list. named selects the elements to which the patch refers. anchored is false if the
-// patch does not refer to an element. last reports whether an element must be the last of the list.
+// editList applies a patch to a list. named reports whether the patch refers to an element. anchored is false if the
+// patch does not refer to any element by name. last reports whether an element must be the last of the list.
 func editList[E element](list []E, p *patch, anchored bool, named, last func(E) bool) ([]E, bool, error) {
 	switch p.op {
 	case networking.EnvoyFilter_Patch_REMOVE:
@@ -68,15 +68,16 @@ func insertIndex[E element](list []E, p *patch, anchored bool, named, last func(
 	case networking.EnvoyFilter_Patch_REPLACE:
 		return found
 	}
-	// Append the element, but insert it before an element that must be the last.
+	// Append the element, but before an element that must be the last.
 	if n := len(list); n > 0 && last(list[n-1]) && !last(p.value.(E)) {
 		return n - 1
 	}
 	return len(list)
 }
 
-// mergeElements merges the patch into the elements to which it refers. If it refers to none, it is merged into elements
-// with the name of its value. If the value has no name, it is merged into elements with the type of the value.
+// mergeElements merges the patch into the elements to which it refers. If it does not refer to any, mergeElements
+// merges it into elements that have the same name as its value. If the value has no name, it merges it into elements of
+// the same type as the value.
 func mergeElements[E element](list []E, p *patch, anchored bool, named func(E) bool) ([]E, bool, error) {
 	value := p.value.(E)
 	if !anchored {

@@ -12,8 +12,8 @@ import (
 )
 
 // Listeners applies the patches to a proxy's listeners. router: the proxy is a gateway. inbound is the name of the
-// listener that receives all inbound connections, or "". For that listener, patches for a port apply to its filter
-// chains for the port.
+// listener that receives all inbound connections, or "". If a patch is for a port, it applies to those filter chains of
+// that listener that are for the port.
 func (s *Set) Listeners(router bool, inbound string, listeners []*listenerv3.Listener) []*listenerv3.Listener {
 	if len(s.selectPatches(func(p *patch) bool { return listenerPatchTypes[p.to] })) == 0 {
 		return listeners
@@ -94,7 +94,7 @@ func (p *patch) matchesListener(everyPort bool, l *listenerv3.Listener) bool {
 	if m == nil || m.GetName() != "" && m.GetName() != l.GetName() {
 		return false
 	}
-	// The listeners of a proxy have no port names, so a patch that matches a port name never applies.
+	// The listeners that this package receives have no port names, so a patch with a port name never applies.
 	return m.GetPortName() == "" && (everyPort || m.GetPortNumber() == 0 || m.GetPortNumber() == listenerPort(l))
 }
 
@@ -102,7 +102,7 @@ func listenerPort(l *listenerv3.Listener) uint32 {
 	return l.GetAddress().GetSocketAddress().GetPortValue()
 }
 
-// applyToListener applies a patch to a listener that it matches.
+// applyToListener applies a patch to a listener whose attributes match.
 func (p *patch) applyToListener(everyPort bool, l *listenerv3.Listener) (bool, error) {
 	switch p.to {
 	case networking.EnvoyFilter_LISTENER:
@@ -193,7 +193,7 @@ func (p *patch) matchesChain(everyPort bool, c *listenerv3.FilterChain) bool {
 	return true
 }
 
-// changeFilters applies a patch to the network filters of a chain, or to the HTTP filters in them.
+// changeFilters applies a patch to the network filters of a chain, or to the HTTP filters within them.
 func (p *patch) changeFilters(chain *listenerv3.FilterChain) (changed bool, err error) {
 	wanted := p.match.GetListener().GetFilterChain().GetFilter()
 	if p.to == networking.EnvoyFilter_NETWORK_FILTER {
@@ -239,7 +239,7 @@ func (p *patch) editHTTP(filters []*hcmv3.HttpFilter, wanted string) ([]*hcmv3.H
 	return editList(filters, p, wanted != "", func(f *hcmv3.HttpFilter) bool { return f.GetName() == wanted }, isRouter)
 }
 
-// classIndex returns the index at which filters of a class are inserted. It returns -1 for an unspecified class.
+// classIndex returns the index at which filters of a class must be inserted. It returns -1 for an unspecified class.
 func classIndex(class networking.EnvoyFilter_Patch_FilterClass, filters []*hcmv3.HttpFilter) int {
 	before := func(names ...string) int {
 		return max(0, slices.IndexFunc(filters, func(f *hcmv3.HttpFilter) bool {
@@ -257,7 +257,7 @@ func classIndex(class networking.EnvoyFilter_Patch_FilterClass, filters []*hcmv3
 	return -1
 }
 
-// connectionManager unpacks an HTTP connection manager. It returns nil for other filters.
+// connectionManager decodes the HTTP connection manager in a filter. It returns nil for other filters.
 func connectionManager(f *listenerv3.Filter) (*hcmv3.HttpConnectionManager, error) {
 	m := &hcmv3.HttpConnectionManager{}
 	if !f.GetTypedConfig().MessageIs(m) {

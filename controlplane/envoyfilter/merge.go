@@ -7,9 +7,9 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// merge merges src into dst. Fields are replaced, lists are appended, and messages are merged. A message in a
-// google.protobuf.Any field is merged if both have the same type, and replaced otherwise. Wrapper types and durations
-// are replaced as a whole.
+// merge merges src into dst. A single value replaces that in dst, items of lists are appended, and messages are merged.
+// A message in a google.protobuf.Any field is merged if both have the same type, and replaced otherwise. Wrapper types
+// and durations are replaced as a whole.
 func merge(dst, src proto.Message) { merger{}.mergeMessage(dst.ProtoReflect(), src.ProtoReflect()) }
 
 // isMerge reports whether the operation of the patch is MERGE or MERGE_AND_REPLACE_LIST.
@@ -17,14 +17,14 @@ func (p *patch) isMerge() bool {
 	return p.op == networking.EnvoyFilter_Patch_MERGE || p.op == networking.EnvoyFilter_Patch_MERGE_AND_REPLACE_LIST
 }
 
-// merge merges src, which is the value of the patch or a part of it, into dst, as the operation of the patch requires.
+// merge merges src into dst according to the operation of the patch. src is the value of the patch or a part of it.
 func (p *patch) merge(dst, src proto.Message) {
 	m := merger{replaceLists: p.op == networking.EnvoyFilter_Patch_MERGE_AND_REPLACE_LIST}
 	m.mergeMessage(dst.ProtoReflect(), src.ProtoReflect())
 }
 
-// merger merges messages. With replaceLists, a list of the source replaces the list of the destination, also within
-// nested messages; otherwise its items are appended.
+// merger merges messages. With replaceLists, a list of the source replaces the list of the destination, even in nested
+// messages. Otherwise its items are appended.
 type merger struct {
 	replaceLists bool
 }
@@ -105,15 +105,15 @@ func (m merger) mergeAny(dst, src *anypb.Any) (*anypb.Any, error) {
 	return packAny(to)
 }
 
-// packAny packs a message into a google.protobuf.Any deterministically.
+// packAny encodes a message into a google.protobuf.Any deterministically.
 func packAny(m proto.Message) (*anypb.Any, error) {
 	out := &anypb.Any{}
 	err := anypb.MarshalFrom(out, m, proto.MarshalOptions{Deterministic: true})
 	return out, err
 }
 
-// isWrapper reports whether a message represents a single value. Such messages must be replaced: merging would ignore a
-// zero value in src.
+// isWrapper reports whether a message represents a single value. Such a message must be replaced as a whole, because a
+// merge would ignore a zero value in src.
 func isWrapper(m protoreflect.MessageDescriptor) bool {
 	switch m.FullName() {
 	case "google.protobuf.Duration", "google.protobuf.Timestamp", "google.protobuf.BoolValue", "google.protobuf.StringValue",

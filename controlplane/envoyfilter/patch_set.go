@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// Side is the context of a patch: the direction of traffic at a proxy.
+// Side is the context of a patch, which specifies the direction of traffic at a proxy.
 type Side = networking.EnvoyFilter_PatchContext
 
 // The contexts of patches.
@@ -21,9 +21,9 @@ const (
 	Gateway  = networking.EnvoyFilter_GATEWAY
 )
 
-// Proxy contains the attributes of a proxy that patches match.
+// Proxy contains those attributes of a proxy that the match conditions of patches refer to.
 type Proxy struct {
-	// Version is the mesh version that its agent reports.
+	// Version is the mesh version that the proxy's agent reports.
 	Version string
 	// Envoy is the version of the proxy's Envoy. It is zero if unknown.
 	Envoy [3]uint32
@@ -31,28 +31,28 @@ type Proxy struct {
 	Metadata map[string]string
 }
 
-// Set contains the patches for one proxy, in the order of application. A nil Set is empty. It is not safe for
+// Set contains the patches for one proxy in the order in which they are applied. A nil Set is empty. It is not safe for
 // concurrent use.
 type Set struct {
 	patches []*patch
 	skipped []SkippedPatch
 }
 
-// SkippedPatch identifies a patch that was skipped because it produced an invalid resource. It is valid for all sets
-// with the same patches for that resource, because sets with equal patches share resources.
+// SkippedPatch identifies a patch that was skipped because it would produce an invalid resource. Sets with equal
+// patches share resources, so a SkippedPatch is valid for all sets with the same patches for that resource.
 type SkippedPatch struct {
 	// Name is the name of the resource.
 	Name string
 
 	kind string
 	err  error
-	// digest identifies the patch; nth is its index among the set's patches with the same digest.
+	// digest is the hash of the patch. nth is the patch's index among the patches of the set with the same digest.
 	digest string
 	nth    int
 }
 
-// NewSet returns the filters' patches for the proxy in order, or nil if none applies. It calls note for patches that
-// are skipped because they require a newer Envoy.
+// NewSet returns the patches of the filters that apply to the proxy, in order. It returns nil if none applies. It calls
+// note for patches that are skipped because they require a newer Envoy.
 func NewSet(filters []*Filter, p Proxy, note func(*Filter, config.Problem)) *Set {
 	s := &Set{}
 	for _, f := range filters {
@@ -91,7 +91,7 @@ func (p *patch) appliesTo(side Side) bool {
 	return context == networking.EnvoyFilter_ANY || context == side
 }
 
-// selectPatches returns the patches that wanted selects.
+// selectPatches returns the patches for which wanted returns true.
 func (s *Set) selectPatches(wanted func(*patch) bool) []*patch {
 	if s == nil {
 		return nil
@@ -110,7 +110,7 @@ func (s *Set) patchesFor(to networking.EnvoyFilter_ApplyTo) []*patch {
 	return s.selectPatches(func(p *patch) bool { return p.to == to })
 }
 
-// patchesKey identifies a list of patches.
+// patchesKey returns a key that identifies a list of patches.
 func patchesKey(patches []*patch) string {
 	var b strings.Builder
 	for _, p := range patches {
@@ -120,7 +120,7 @@ func patchesKey(patches []*patch) string {
 }
 
 // tryPatch applies change to a copy of m, and returns the copy if it is valid. Otherwise it returns m and records the
-// patch as skipped. change returns true if it changed anything.
+// patch as skipped. change returns whether it changed anything.
 func tryPatch[M proto.Message](s *Set, p *patch, kind, name string, m M, sound func(M) error, change func(M) (bool, error)) M {
 	copied := proto.Clone(m).(M)
 	changed, err := change(copied)
@@ -160,7 +160,7 @@ func (s *Set) TakeSkipped() []SkippedPatch {
 	return left
 }
 
-// Problem returns the warning for a patch that this set or an equal one skipped. ok is false if the set does not
+// Problem returns the warning for a skipped patch. An equal set may have skipped it. ok is false if this set does not
 // contain the patch.
 func (s *Set) Problem(left SkippedPatch) (of *config.Resource, problem config.Problem, ok bool) {
 	if s == nil {

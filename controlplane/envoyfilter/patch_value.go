@@ -18,12 +18,12 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 	networking "istio.io/api/networking/v1alpha3"
 
-	// The values of patches may contain messages of any type of Envoy's API.
+	// The value of a patch may contain a message of any type of Envoy's API, so all types must be registered.
 	_ "github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter/types"
 )
 
-// newValue returns an empty message of the type that a patch's value must have. It returns nil for an unsupported kind
-// of object.
+// newValue returns an empty message of the type that a patch's value must have. It returns nil if the kind of object is
+// not supported.
 func newValue(to networking.EnvoyFilter_ApplyTo) proto.Message {
 	switch to {
 	case networking.EnvoyFilter_LISTENER:
@@ -52,7 +52,7 @@ func newValue(to networking.EnvoyFilter_ApplyTo) proto.Message {
 	return nil
 }
 
-// typeMismatchError is an error in a part of a value.
+// typeMismatchError is an error with the path of the part of a value that is invalid.
 type typeMismatchError struct {
 	path string
 	why  string
@@ -79,7 +79,8 @@ func unmarshal(value *structpb.Value, into proto.Message) error {
 	return protojson.Unmarshal(data, into)
 }
 
-// trimProtoError returns a protojson error without its position in the re-encoded value.
+// trimProtoError returns a protojson error without its position. The position is that in the encoded value, and not in
+// the document.
 func trimProtoError(err error) string {
 	text := strings.TrimPrefix(strings.ReplaceAll(err.Error(), "\u00a0", " "), "proto: ")
 	text = strings.TrimPrefix(text, "syntax error ")
@@ -135,7 +136,7 @@ func firstString(fields map[string]*structpb.Value, names ...string) string {
 	return ""
 }
 
-// findInvalid returns the path of the smallest invalid part of a value, and its error.
+// findInvalid returns the path of the smallest invalid part of a value, and the error of that part.
 func findInvalid(v *structpb.Value, mt protoreflect.MessageType, path string, err error) (string, error) {
 	fields := v.GetStructValue().GetFields()
 	if fields == nil {

@@ -9,8 +9,8 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// validate checks a message, and all messages in google.protobuf.Any fields within it, against Envoy's validation rules
-// for their types.
+// validate checks a message against Envoy's validation rules for its type. It also checks all messages in
+// google.protobuf.Any fields within it.
 func validate(m proto.Message) error {
 	if v, ok := m.(interface{ Validate() error }); ok {
 		if err := v.Validate(); err != nil {

@@ -10,15 +10,15 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// Routes contains the attributes of a route configuration that patches match.
+// Routes contains those attributes of a route configuration that the match conditions of patches refer to.
 type Routes struct {
 	Side Side
 	// Name is the name of the route configuration.
 	Name string
-	// Port is the port of the services in the route configuration. It is 0 if these have several ports. In that case
-	// the names of the virtual hosts end with the port.
+	// Port is the port of the services in the route configuration. It is 0 if the services have several ports. In that
+	// case, the name of each virtual host ends with a port.
 	Port uint32
-	// Gateways contains the full names of the Gateways that the route configuration serves. PortNames contains the
+	// Gateways contains the full names of the Gateways to which the route configuration belongs. PortNames contains the
 	// names of the ports of their servers.
 	Gateways, PortNames []string
 }
@@ -46,7 +46,8 @@ var routePatchTypes = map[networking.EnvoyFilter_ApplyTo]bool{
 	networking.EnvoyFilter_ROUTE_CONFIGURATION: true, networking.EnvoyFilter_VIRTUAL_HOST: true, networking.EnvoyFilter_HTTP_ROUTE: true,
 }
 
-// RoutesKey identifies the patches for a route configuration and its parts. It is empty if there are none.
+// RoutesKey returns a key that identifies the patches for a route configuration and its parts. It is empty if there are
+// none.
 func (s *Set) RoutesKey(r Routes) string { return patchesKey(s.selectPatches(r.matches)) }
 
 // RouteConfiguration applies the patches to a route configuration and to the virtual hosts in it. taken contains the
@@ -70,7 +71,7 @@ func (s *Set) RouteConfiguration(r Routes, rc *routev3.RouteConfiguration, taken
 	return s.addHosts(r, patched, newRouteCheck(taken))
 }
 
-// RouteSettings returns a route configuration after its patches. Of the virtual hosts, it contains only those that
+// RouteSettings returns a route configuration with its patches applied. It contains only those virtual hosts that
 // patches add.
 func (s *Set) RouteSettings(r Routes, rc *routev3.RouteConfiguration) *routev3.RouteConfiguration {
 	bare := &routev3.RouteConfiguration{}
@@ -89,10 +90,10 @@ func (s *Set) RouteSettings(r Routes, rc *routev3.RouteConfiguration) *routev3.R
 	return bare
 }
 
-// addHosts adds the virtual hosts that patches contain, unless their domains are in use.
+// addHosts adds the virtual hosts that patches contain. It omits those with domains that are already in use.
 func (s *Set) addHosts(r Routes, rc *routev3.RouteConfiguration, sound func(*routev3.RouteConfiguration) error) *routev3.RouteConfiguration {
 	for _, p := range s.patchesFor(networking.EnvoyFilter_VIRTUAL_HOST) {
-		// A patch for one port cannot add its virtual host to a route configuration for several ports.
+		// A patch for one port does not add its virtual host to a route configuration for several ports.
 		if port := p.match.GetRouteConfiguration().GetPortNumber(); p.op != networking.EnvoyFilter_Patch_ADD || !r.matches(p) || port != 0 && port != r.Port {
 			continue
 		}
@@ -143,7 +144,7 @@ func (p *patch) changeHost(host *routev3.VirtualHost) (changed bool, err error) 
 	if p.to == networking.EnvoyFilter_HTTP_ROUTE {
 		return p.changeRoutes(host)
 	}
-	// The name and domains must be unique, so patches cannot change them.
+	// The name and the domains must be unique, so a patch cannot change them.
 	name, domains := host.GetName(), host.GetDomains()
 	switch p.op {
 	case networking.EnvoyFilter_Patch_MERGE, networking.EnvoyFilter_Patch_MERGE_AND_REPLACE_LIST:
@@ -161,7 +162,7 @@ func (p *patch) changeHost(host *routev3.VirtualHost) (changed bool, err error) 
 func (p *patch) changeRoutes(host *routev3.VirtualHost) (changed bool, err error) {
 	want := p.match.GetRouteConfiguration().GetVhost().GetRoute()
 	anchored := want.GetName() != "" || want.GetAction() != networking.EnvoyFilter_RouteConfigurationMatch_RouteMatch_ANY
-	// Without a matched route, MERGE and REMOVE apply to all routes.
+	// If the patch matches no route in particular, MERGE and REMOVE apply to all routes.
 	if p.isMerge() || p.op == networking.EnvoyFilter_Patch_REMOVE {
 		anchored = true
 	}

@@ -14,10 +14,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// This file contains checks that Envoy performs in addition to its validation rules. It contains only those that
-// patches are likely to fail.
+// This file contains checks that Envoy performs in addition to its validation rules. It contains only checks that
+// patches are likely to violate.
 
-// terminalFilters are the network filters that terminate a chain.
+// terminalFilters are the network filters that must be the last of a chain.
 var terminalFilters = map[string]bool{
 	"http_connection_manager.v3.HttpConnectionManager": true, "tcp_proxy.v3.TcpProxy": true, "redis_proxy.v3.RedisProxy": true,
 	"thrift_proxy.v3.ThriftProxy": true, "dubbo_proxy.v3.DubboProxy": true, "echo.v3.Echo": true,
@@ -29,8 +29,8 @@ func isTerminal(f *listenerv3.Filter) bool {
 	return ok && terminalFilters[name]
 }
 
-// mayTerminate reports whether a filter may be the last filter of a chain: it is terminal, or its type does not reveal
-// whether it is.
+// mayTerminate reports whether a filter may be the last filter of a chain. It may if it is terminal, or if its type
+// does not show whether it is.
 func mayTerminate(f *listenerv3.Filter) bool {
 	return isTerminal(f) || f.GetConfigDiscovery() != nil || !strings.Contains(f.GetTypedConfig().GetTypeUrl(), "envoy.extensions.filters.network.") ||
 		strings.HasSuffix(f.GetTypedConfig().GetTypeUrl(), "wasm.v3.Wasm")
@@ -40,7 +40,7 @@ const routerType = "type.googleapis.com/envoy.extensions.filters.http.router.v3.
 
 func isRouter(f *hcmv3.HttpFilter) bool { return f.GetTypedConfig().GetTypeUrl() == routerType }
 
-// mayBeRouter reports whether a filter is the router, or may be the router once its configuration is discovered.
+// mayBeRouter reports whether a filter is the router, or may be the router when Envoy receives its configuration.
 func mayBeRouter(f *hcmv3.HttpFilter) bool {
 	return isRouter(f) || slices.Contains(f.GetConfigDiscovery().GetTypeUrls(), routerType)
 }

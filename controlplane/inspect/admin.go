@@ -45,7 +45,7 @@ func (a *Admin) dump(ctx context.Context, query string) ([]tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	var clean bytes.Buffer // Envoy does not redact the secrets in node metadata and filters
+	var clean bytes.Buffer // Envoy does not redact the secrets in node metadata and filters, so they are redacted here
 	if err := redact.JSON(&clean, bytes.NewReader(data)); err != nil {
 		return nil, fmt.Errorf("reading Envoy's configuration: %w", err)
 	}
@@ -56,7 +56,7 @@ func (a *Admin) dump(ctx context.Context, query string) ([]tree, error) {
 	return t.lookup("configs").list(), nil
 }
 
-// dumpSection specifies where Envoy's configuration dump contains the resources of one type.
+// dumpSection specifies in which part of Envoy's configuration dump the resources of one type are.
 type dumpSection struct {
 	dump, list string
 	path       []string
@@ -131,7 +131,7 @@ func (a *Admin) Levels(ctx context.Context, levels []string) (string, error) {
 	return string(data), err
 }
 
-// Secret describes a certificate or trusted roots, without any key.
+// Secret describes a certificate or trusted root certificates. It contains no key.
 type Secret struct {
 	Name     string `json:"name"`
 	Kind     string `json:"kind"`
@@ -143,7 +143,7 @@ type Secret struct {
 	NotAfter string `json:"notAfter,omitempty"`
 }
 
-// Secrets returns the secrets in Envoy's configuration and the certificates that Envoy uses.
+// Secrets returns descriptions of the secrets in Envoy's configuration, and of the certificates that Envoy uses.
 func (a *Admin) Secrets(ctx context.Context) ([]Secret, error) {
 	dumps, err := a.dump(ctx, "")
 	if err != nil {

@@ -95,7 +95,7 @@ func (c *Client) Describe(ctx context.Context, id string) (describe.Description,
 	return d, c.call(ctx, http.MethodGet, "/debug/describe?proxyID="+url.QueryEscape(id), nil, &d)
 }
 
-// Diff returns what the files would change. It does not send private keys of Secrets.
+// Diff returns the changes that the files would cause. It does not send private keys of Secrets.
 func (c *Client) Diff(ctx context.Context, files []controlplane.DiffFile) (controlplane.DiffAnswer, error) {
 	var answer controlplane.DiffAnswer
 	return answer, c.call(ctx, http.MethodPost, "/debug/diff", newDiffRequest(files), &answer)
@@ -109,8 +109,8 @@ func Name(client xds.ClientStatus) string {
 	return client.Node
 }
 
-// Find returns the client that what identifies. what is a client ID, a node ID, a name with or without the namespace,
-// or a unique prefix of a name.
+// Find returns the client with the name what. what is a client ID, a node ID, a name with or without the namespace, or
+// a unique prefix of a name.
 func Find(clients []xds.ClientStatus, what string) (xds.ClientStatus, error) {
 	for _, fits := range []func(xds.ClientStatus) bool{
 		func(c xds.ClientStatus) bool { return c.ID == what || c.Node == what || Name(c) == what },
@@ -121,7 +121,7 @@ func Find(clients []xds.ClientStatus, what string) (xds.ClientStatus, error) {
 		newest := slices.MaxFunc(append(found, xds.ClientStatus{}), func(a, b xds.ClientStatus) int { return a.Connected.Compare(b.Connected) })
 		same := slices.IndexFunc(found, func(c xds.ClientStatus) bool { return c.Node != newest.Node }) < 0
 		switch {
-		case len(found) > 0 && same: // one node is connected twice: return the newer connection
+		case len(found) > 0 && same: // one node has two connections, so return the newer one
 			return newest, nil
 		case len(found) > 1:
 			return xds.ClientStatus{}, fmt.Errorf("%q matches several proxies: %s; use the full name of one of them", what, clientNames(found))

@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
 )
 
-// ReadFiles reads single files, and the configuration files in directories as a control plane does.
+// ReadFiles reads files. For a directory, it reads the configuration files in it, as a control plane does.
 func ReadFiles(paths []string) ([]controlplane.DiffFile, error) {
 	names, err := dirstore.FindFiles(paths)
 	if err != nil {
@@ -28,8 +28,7 @@ func ReadFiles(paths []string) ([]controlplane.DiffFile, error) {
 	return files, nil
 }
 
-// readLimited reads a file, but at most one byte more than the maximum size, so that the caller can detect a larger
-// file.
+// readLimited reads a file, up to one byte more than the maximum size. The caller can thus detect a larger file.
 func readLimited(name string) (string, error) {
 	file, err := os.Open(name)
 	if err != nil {
@@ -40,8 +39,8 @@ func readLimited(name string) (string, error) {
 	return string(text), err
 }
 
-// newDiffRequest returns the request for a diff. Of Secrets it contains only the certificates, because the request is
-// sent in plaintext.
+// newDiffRequest returns the request for a comparison. It contains Secrets without private keys and registry
+// credentials, because it is sent in plaintext.
 func newDiffRequest(files []controlplane.DiffFile) controlplane.DiffRequest {
 	out := controlplane.DiffRequest{Files: []controlplane.DiffFile{}}
 	for _, f := range files {

@@ -6,8 +6,8 @@ import (
 	"net/http"
 )
 
-// healthFlags are the health states that Envoy itself determines, with their display text, the most severe first. If
-// none is set, the table displays the health status that EDS delivered.
+// healthFlags are the health states that Envoy itself determines, with the text that the table shows, the most severe
+// first. If none is set, the table shows the health status in the EDS response.
 var healthFlags = []struct{ flag, word string }{
 	{"failedOutlierCheck", "EJECTED"},
 	{"failedActiveHealthCheck", "FAILED CHECK"},
@@ -17,7 +17,7 @@ var healthFlags = []struct{ flag, word string }{
 	{"pendingDynamicRemoval", "LEAVING"},
 }
 
-// addHealth sets the field "health" of endpoints to their current health in Envoy.
+// addHealth sets the field "health" of endpoints to the health that Envoy currently reports.
 func (a *Admin) addHealth(ctx context.Context, endpoints []Resource) error {
 	data, err := a.call(ctx, http.MethodGet, "clusters?format=json")
 	if err != nil {
@@ -27,7 +27,7 @@ func (a *Admin) addHealth(ctx context.Context, endpoints []Resource) error {
 	if err != nil {
 		return fmt.Errorf("reading the health of endpoints from Envoy: %w", err)
 	}
-	seen := map[[2]string]string{} // key: cluster and address
+	seen := map[[2]string]string{} // by cluster and address
 	for _, c := range t.lookup("clusterStatuses").list() {
 		for _, h := range c.lookup("hostStatuses").list() {
 			seen[[2]string{c.lookup("name").text(), h.lookup("address").address()}] = health(h.lookup("healthStatus"))

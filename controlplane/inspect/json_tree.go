@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// tree is JSON with camelCase field names. The control plane sends such names (protojson). The field names in Envoy's
-// dumps are converted.
+// tree is JSON with camelCase field names. The control plane sends such names (protojson). The names in Envoy's dumps
+// are converted to this form.
 type tree struct{ v any }
 
 func parseTree(data []byte) (tree, error) {
@@ -36,7 +36,7 @@ func camelCaseKeys(v any) any {
 
 func camelCaseKey(key string) string {
 	if strings.ContainsAny(key, ".-/") || !strings.Contains(key, "_") {
-		return key // not a field name, so it is not converted
+		return key // it is not a field name, so it is not converted
 	}
 	parts := strings.Split(key, "_")
 	for i, part := range parts[1:] {

@@ -11,8 +11,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 )
 
-// DiffOffline compares two sets of files, without a control plane. described contains descriptions of the proxies whose
-// configuration it compares (see compare.ParseProxy).
+// DiffOffline returns the changes that would result from replacing one set of files by another. It needs no control
+// plane. described contains descriptions of the proxies for which it compares the configuration (see
+// compare.ParseProxy).
 func DiffOffline(before, after []controlplane.DiffFile, described []string) (controlplane.DiffAnswer, error) {
 	answer := controlplane.DiffAnswer{Problems: []config.Problem{}, Groups: []compare.Group{}, Proxies: len(described)}
 	var proxies []*translate.Proxy

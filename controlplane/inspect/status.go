@@ -11,10 +11,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
-// columns lists the resource types that the table displays.
+// columns lists the resource types that have a column in the table.
 var columns = []string{xds.ClusterType, xds.EndpointType, xds.ListenerType, xds.RouteType, xds.VirtualHostType, xds.SecretType, xds.ExtensionType, xds.NameTableType}
 
-// WriteClients writes the synchronization state of the proxies.
+// WriteClients writes a table with the synchronization state of the proxies.
 func WriteClients(out io.Writer, clients []xds.ClientStatus, now time.Time) error {
 	var notes strings.Builder
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)

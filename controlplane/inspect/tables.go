@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
-// Parts maps the parts of a proxy's configuration that can be displayed as a table to their resource types.
+// Parts maps each part of a proxy's configuration that has a table to its resource types.
 var Parts = map[string][]string{
 	"listeners": {xds.ListenerType}, "routes": {xds.RouteType, xds.VirtualHostType}, "clusters": {xds.ClusterType}, "endpoints": {xds.EndpointType},
 }
@@ -63,7 +63,7 @@ func clusters(w io.Writer, list []tree) {
 	}
 }
 
-// upstreamTLS describes how a cluster's connections are encrypted.
+// upstreamTLS describes whether and how a cluster's connections use TLS.
 func upstreamTLS(c tree) string {
 	var ways []string
 	for _, m := range c.lookup("transportSocketMatches").list() {
@@ -79,7 +79,8 @@ func upstreamTLS(c tree) string {
 	return withProxyHeader(c.lookup("transportSocket"), socketTLS(c.lookup("transportSocket")))
 }
 
-// socketTLS describes the TLS of a transport socket or of the socket nested in it. It returns "" for plaintext.
+// socketTLS describes the TLS settings of a transport socket, or of the socket that it contains. It returns "" for
+// plaintext.
 func socketTLS(t tree) string {
 	if inner := t.lookup("typedConfig", "transportSocket"); inner.v != nil {
 		return socketTLS(inner)
@@ -93,7 +94,7 @@ func socketTLS(t tree) string {
 	return "TLS"
 }
 
-// withProxyHeader adds to the description that connections begin with a PROXY protocol header.
+// withProxyHeader appends to the description that connections begin with a PROXY protocol header, if they do.
 func withProxyHeader(t tree, way string) string {
 	if t.lookup("typedConfig", "transportSocket").v == nil {
 		return way
@@ -186,7 +187,7 @@ func metadataText(m tree) string {
 		keys = append(keys, segment.lookup("key").text())
 	}
 	text := "metadata " + strings.Join(keys, ".")
-	// Both forms match the same value: as a string, or as an item of a list.
+	// Both alternatives match the same value: as a string, or as an item of a list.
 	if ways := m.lookup("value", "orMatch", "valueMatchers").list(); len(ways) > 0 {
 		text += valueText(ways[0].lookup("stringMatch"))
 	}

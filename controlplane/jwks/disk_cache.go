@@ -15,8 +15,8 @@ import (
 // maxFile limits the size of the cache file, in bytes.
 const maxFile = 16 << 20
 
-// readCache reads the cache file. It returns an empty map if the file does not exist. It validates each set in the same
-// way as a fetched one.
+// readCache reads the cache file. If the file does not exist, it returns an empty map. It validates each key set as if
+// the set had been fetched.
 func readCache(path string) (map[string]string, error) {
 	out := map[string]string{}
 	if path == "" {
@@ -42,17 +42,18 @@ func readCache(path string) (map[string]string, error) {
 	return out, nil
 }
 
-// saveCache writes all keys, up to maxFile. After a restart the fetcher fetches keys that do not fit again.
+// saveCache writes the key sets to the file, up to maxFile. After a restart, the fetcher fetches sets that did not fit
+// again.
 func (f *Fetcher) saveCache() {
 	if f.cfg.File == "" {
 		return
 	}
 	f.mu.Lock()
 	sets, size := map[string]json.RawMessage{}, 0
-	// Used sets first, because the file may reach its maximum size.
+	// Sets in use are first, because the file may reach its maximum size.
 	for _, some := range []map[string]string{f.sets, f.cached} {
 		for at, set := range some {
-			// JSON escapes make a URL at most six times longer. The sum includes punctuation.
+			// JSON escapes make a URL at most six times longer. The sum also includes punctuation.
 			if size += 6*len(at) + len(set) + len(`"":,`); size < maxFile {
 				sets[at] = json.RawMessage(set)
 			}

@@ -16,8 +16,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/fetchguard"
 )
 
-// maxResponseSize limits the size of a response, in bytes. A response may be larger than the part of the key set that
-// is used.
+// maxResponseSize is the maximum size of a response, in bytes. It exceeds the maximum size of a key set, because only a
+// part of the response may be used.
 const maxResponseSize = 4 * config.MaxKeySet
 
 var (
@@ -26,7 +26,7 @@ var (
 )
 
 // transport checks the address of each connection. If an HTTP proxy is configured, it checks the host to which that
-// proxy will connect.
+// proxy would connect.
 type transport struct {
 	guard           fetchguard.Guard
 	direct, proxied *http.Transport
@@ -41,7 +41,7 @@ func newClient(cfg Config) *http.Client {
 		TLSClientConfig:        cfg.TLS,
 		ForceAttemptHTTP2:      true,
 		MaxResponseHeaderBytes: 64 << 10,
-		DisableKeepAlives:      true, // fetches are minutes apart, so connections are not reused
+		DisableKeepAlives:      true, // fetches are minutes apart, so it is not useful to keep connections open
 	}
 	guarded := dialer
 	guarded.ControlContext = cfg.Guard.Control
@@ -76,7 +76,8 @@ func checkRedirect(r *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// fetch returns the keys at a URL: a JWK set, or a discovery document that contains its URL.
+// fetch returns the keys at a URL. The response is a JWK set, or a discovery document that contains the URL of the JWK
+// set.
 func (f *Fetcher) fetch(ctx context.Context, at string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
@@ -120,8 +121,9 @@ func (f *Fetcher) discover(ctx context.Context, issuer, at string) (string, erro
 	return document.Keys, nil
 }
 
-// get returns the body of a response. Its errors contain nothing that the server sent except the status code. Otherwise
-// the author of a jwksUri could use the errors to read responses of servers that only the control plane can reach.
+// get returns the body of a response. Its errors contain only the status code, and no other data that the server sent.
+// Otherwise the author of a jwksUri could use the errors to read responses of servers that only the control plane can
+// reach.
 func (f *Fetcher) get(ctx context.Context, at string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
 	if err != nil {

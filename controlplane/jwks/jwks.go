@@ -1,5 +1,5 @@
-// Package jwks fetches the public keys of token issuers periodically. The last fetched keys stay in use while an issuer
-// is unavailable, also after a restart.
+// Package jwks fetches the public keys of token issuers periodically. While an issuer is unavailable, the keys that
+// were fetched last remain in use, even after a restart.
 package jwks
 
 import (
@@ -18,27 +18,27 @@ import (
 )
 
 const (
-	// DefaultRefresh is the default interval of fetches.
+	// DefaultRefresh is the default interval between fetches.
 	DefaultRefresh = 20 * time.Minute
-	// minRetry and maxRetry limit the backoff after a failure, which doubles.
+	// minRetry and maxRetry limit the backoff after failures, which doubles after each failure.
 	minRetry = time.Second
 	maxRetry = time.Minute
 	// fetchTimeout limits one fetch, including redirects.
 	fetchTimeout = 10 * time.Second
-	// maxConcurrent limits the concurrent fetches, maxAddresses the number of URLs.
+	// maxConcurrent limits the number of concurrent fetches. maxAddresses limits the number of URLs.
 	maxConcurrent = 16
 	maxAddresses  = 1000
 )
 
-// Config configures a Fetcher. For each field the zero value selects the default.
+// Config configures a Fetcher. The zero value of a field selects its default.
 type Config struct {
 	// Refresh is the interval of fetches; default DefaultRefresh.
 	Refresh time.Duration
-	// TLS configures HTTPS connections. The default trusts the system's root certificates.
+	// TLS configures HTTPS connections. By default, the system's root certificates are trusted.
 	TLS *tls.Config
-	// Guard decides to which addresses the Fetcher may connect, also after redirects.
+	// Guard determines to which addresses the Fetcher may connect, also after redirects.
 	Guard fetchguard.Guard
-	// File is the cache file; empty disables it.
+	// File is the path of the cache file. If it is empty, there is no cache file.
 	File   string
 	Logger *slog.Logger
 	// Changed is called after keys changed. It must not block.
@@ -55,8 +55,8 @@ type Fetcher struct {
 	mu     sync.Mutex
 	wanted map[string]*keySource
 	sets   map[string]string // immutable; replaced as a whole when keys change
-	// cached contains fetched sets of URLs that are currently not used. Some may be from before a restart. If a
-	// document is removed and added again, its keys are available even if the issuer is not.
+	// cached contains key sets of URLs that are currently not in use, some of them from before a restart. If a document
+	// is removed and added again, its keys are available even if the issuer is not.
 	cached map[string]string
 }
 
@@ -65,7 +65,7 @@ type keySource struct {
 	due     time.Time
 	retry   backoff.Backoff
 	reason  string
-	since   time.Time // time of the first of the consecutive failures
+	since   time.Time // time of the first of the current consecutive failures
 	running bool
 }
 
@@ -78,11 +78,11 @@ type Failure struct {
 	Address string
 	Reason  string
 	Since   time.Time
-	// Known: keys that were fetched earlier are in use.
+	// Known: keys from an earlier fetch are in use.
 	Known bool
 }
 
-// New returns a Fetcher with the sets in the cache file. Run fetches sets.
+// New returns a Fetcher with the key sets in the cache file. Run fetches key sets.
 func New(cfg Config) *Fetcher {
 	if cfg.Refresh <= 0 {
 		cfg.Refresh = DefaultRefresh
@@ -105,7 +105,7 @@ func New(cfg Config) *Fetcher {
 	return f
 }
 
-// SetAddresses sets the URLs to fetch. Other URLs are no longer fetched.
+// SetAddresses sets the URLs from which to fetch. The Fetcher no longer fetches from other URLs.
 func (f *Fetcher) SetAddresses(addresses []string) {
 	if f.setWanted(addresses) {
 		f.cfg.Changed()
@@ -155,7 +155,7 @@ func (f *Fetcher) setWanted(addresses []string) (changed bool) {
 	return changed
 }
 
-// Sets returns the JWK sets by URL. The map is immutable. The same map is returned until a key changes.
+// Sets returns the JWK sets by URL. The map is immutable. Sets returns the same map until a key set changes.
 func (f *Fetcher) Sets() map[string]string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -220,7 +220,7 @@ func (f *Fetcher) Run(ctx context.Context) error {
 	}
 }
 
-// nextDue returns a URL whose fetch is due, and marks the fetch as running. It returns "" if no fetch is due.
+// nextDue returns a URL for which a fetch is due, and marks the fetch as running. It returns "" if no fetch is due.
 func (f *Fetcher) nextDue(now time.Time) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -244,7 +244,7 @@ func (f *Fetcher) release(at string) {
 	}
 }
 
-// untilNextDue returns the time until the next URL is due.
+// untilNextDue returns the time until the next fetch is due.
 func (f *Fetcher) untilNextDue(now time.Time) time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -263,7 +263,7 @@ func (f *Fetcher) storeResult(at, set string, err error, now time.Time) (changed
 	defer f.mu.Unlock()
 	a := f.wanted[at]
 	if a == nil {
-		return false // no document uses the URL any more
+		return false // the URL is no longer in any document
 	}
 	a.running = false
 	if err != nil {
@@ -296,5 +296,5 @@ func (f *Fetcher) recordFailure(at string, a *keySource, err error, now time.Tim
 	a.due = now.Add(a.retry.Next())
 }
 
-// jitter shortens a duration by a random amount, so that many control planes do not fetch at the same time.
+// jitter shortens a duration by a random amount, so that different control planes do not fetch at the same time.
 func jitter(d time.Duration) time.Duration { return d - rand.N(d/10+1) }

@@ -14,18 +14,19 @@ import (
 
 const networkLabel = "topology.istio.io/network"
 
-// maxOverrides limits how many overridden claims of one workload are logged and displayed.
+// maxOverrides limits the number of one workload's overridden attributes that are logged and displayed.
 const maxOverrides = 10
 
-// override describes a claim of a node that its group does not allow. result is the value that is used instead, or the
-// reason.
+// override describes an attribute that a node reports but its group does not allow. result is the value that is used
+// instead, or the reason.
 type override struct{ claim, result string }
 
 func (o override) String() string { return o.claim + ": " + o.result }
 
-// acceptClaims replaces the node's claims by what its group allows, and returns the overridden claims. The node's token
-// proves only its service account. The claims matter for security, because labels decide which services the node
-// serves, and its address receives their requests.
+// acceptClaims replaces the labels and the address that the node reports by values that its group allows. It returns
+// the attributes that it replaced. The node's token proves only its service account. The attributes matter for
+// security, because labels determine for which services the node receives requests, and the requests are sent to its
+// address.
 func (r *Registrar) acceptClaims(w *Workload, group *config.Resource) ([]override, error) {
 	labels, overrides := acceptLabels(w.Labels, group)
 	network := acceptNetwork(w.Network, group)
@@ -53,8 +54,8 @@ func groupLabels(group *networking.WorkloadGroup) map[string]string {
 	return labels
 }
 
-// acceptLabels returns the claimed labels whose keys the group allows and does not set itself. A claim with the value
-// that the group sets, or that every member has, does not count as an override.
+// acceptLabels returns the reported labels whose keys the group allows, except keys that the group itself sets. If a
+// reported label has the value that the group sets, or that every member has, it does not count as overridden.
 func acceptLabels(claimed map[string]string, group *config.Resource) (accepted map[string]string, overrides []override) {
 	allowed := config.MemberLabels(group.Annotations)
 	set := groupLabels(group.Spec.(*networking.WorkloadGroup))
@@ -93,15 +94,15 @@ func acceptNetwork(claimed string, group *config.Resource) string {
 	return claimed
 }
 
-// acceptAddress returns the claimed address if the group allows it, and otherwise the source address of the connection.
-// Loopback addresses are accepted only from workloads of a local mesh.
+// acceptAddress returns the reported address if the group allows it, and otherwise the source address of the
+// connection. It accepts loopback addresses only from workloads of a local mesh.
 func (r *Registrar) acceptAddress(w *Workload, group *config.Resource) (netip.Addr, error) {
 	claimed, source := w.Address.Unmap(), w.Source.Unmap()
 	contains := func(n netip.Prefix) bool { return n.Contains(claimed) }
 	if slices.ContainsFunc(r.cfg.LocalNetworks, contains) && source.IsLoopback() {
 		return claimed, nil
 	}
-	networks, _ := config.MemberNetworks(group.Annotations) // validation reported the error
+	networks, _ := config.MemberNetworks(group.Annotations) // the validation of the group already reported the error
 	address := source
 	if slices.ContainsFunc(networks, contains) {
 		address = claimed

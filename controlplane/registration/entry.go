@@ -13,7 +13,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// Names that Istio's registration also uses.
+// Names that are the same in Istio's registration.
 const (
 	groupAnnotation  = "istio.io/autoRegistrationGroup"
 	healthAnnotation = "proxy.istio.io/health-checks-enabled"
@@ -26,18 +26,20 @@ func groupAccount(group *networking.WorkloadGroup) string {
 	return cmp.Or(group.GetTemplate().GetServiceAccount(), defaultAccount)
 }
 
-// key returns the name of the workload's entry, as in Istio: group, address and network.
+// key returns the key of the workload's entry. As in Istio, its name consists of the group, the address and the
+// network.
 func (w Workload) key() config.Key {
 	name := w.Group + "-" + strings.ReplaceAll(w.Address.String(), ":", "-")
 	if w.Network != "" {
 		name += "-" + w.Network
 	}
-	// A name has at most 253 characters. Its beginning is cut, because its end distinguishes the members of the group.
+	// A name has at most 253 characters. The beginning is removed, because the end distinguishes the members of the
+	// group.
 	return config.Key{Kind: config.WorkloadEntry, Namespace: w.Namespace, Name: name[max(0, len(name)-253):]}
 }
 
 // newEntry creates a member's entry from its group's template. Labels in the group's metadata override those of the
-// template. Both override the labels that the group allows its members to claim.
+// template. Both override the labels that the group allows its members to report.
 func newEntry(m *member, group *config.Resource) *config.Resource {
 	spec := group.Spec.(*networking.WorkloadGroup)
 	entry := &networking.WorkloadEntry{}
@@ -71,9 +73,9 @@ type Status struct {
 	Address     string    `json:"address"`
 	Connections int       `json:"connections"`
 	InForce     bool      `json:"inForce"`
-	Reason      string    `json:"reason,omitempty"` // why the entry is not in force
-	Expires     time.Time `json:"leaves,omitzero"`  // when the workload is removed unless it connects again
-	// Overridden lists the node's claims that are not used, with the reasons.
+	Reason      string    `json:"reason,omitempty"` // why the entry is not published
+	Expires     time.Time `json:"leaves,omitzero"`  // when the workload is removed if it does not connect again
+	// Overridden lists the attributes that the node reports but that are not used, with the reasons.
 	Overridden []string `json:"overridden,omitempty"`
 }
 

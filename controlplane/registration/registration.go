@@ -1,6 +1,6 @@
 // Package registration creates a WorkloadEntry for each workload that connects as a member of a WorkloadGroup, and
 // removes the entry after the workload disconnects. It is a configuration store of these entries, in addition to the
-// store of documents.
+// stores of documents.
 package registration
 
 import (
@@ -20,18 +20,19 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// ErrRefused is wrapped by errors for workloads that cannot be registered. A retry also fails until a document changes.
+// ErrRefused is wrapped by the errors for workloads that cannot be registered. A retry fails too, until a document
+// changes.
 var ErrRefused = errors.New("cannot be registered")
 
 // Config configures a Registrar. Only Groups is required.
 type Config struct {
-	// Groups contains the WorkloadGroups.
+	// Groups is the store that contains the WorkloadGroups.
 	Groups config.Store
-	// File stores the registrations, with mode 0600, so that they survive a restart of the control plane. Other
-	// workloads can then reach the members before these have connected again. If File is empty, registrations are not
-	// stored.
+	// File is the path of a file that stores the registrations with mode 0600, so that they survive a restart of the
+	// control plane. Other workloads can then reach the members even before these have connected again. If File is
+	// empty, registrations are not stored.
 	File string
-	// Grace is how long a workload stays registered after its last connection ends; default 10 s.
+	// Grace is how long a workload stays registered after its last connection has ended; default 10 s.
 	Grace time.Duration
 	// LocalNetworks lists the loopback networks that the workloads of a local mesh use.
 	LocalNetworks []netip.Prefix
@@ -55,14 +56,14 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Workload is the information that a proxy sends about its workload.
+// Workload contains the information that a proxy sends about its workload.
 type Workload struct {
 	// Group is the name of a WorkloadGroup in Namespace.
 	Group     string `json:"group"`
 	Namespace string `json:"namespace"`
 	// ServiceAccount is the authenticated service account.
 	ServiceAccount string `json:"serviceAccount,omitempty"`
-	// Address is the address that the workload claims. Source is the source address of its connection.
+	// Address is the address that the workload reports. Source is the source address of its connection.
 	Address  netip.Addr        `json:"address"`
 	Source   netip.Addr        `json:"-"`
 	Labels   map[string]string `json:"labels,omitempty"`
@@ -78,7 +79,7 @@ type Registrar struct {
 	*config.MemoryStore
 	cfg     Config
 	metrics *metrics
-	changed chan struct{} // signals that the file is outdated or that a deadline is earlier; capacity 1
+	changed chan struct{} // has an element if the file is outdated or a deadline is earlier than before
 
 	mu      sync.Mutex
 	members map[config.Key]*member
@@ -90,7 +91,7 @@ type member struct {
 	key         config.Key
 	connections int
 	healthy     bool
-	reason      string // why the workload is unhealthy
+	reason      string // the reason why the workload is unhealthy
 	overrides   []override
 	// expires is the time at which the workload is removed unless it connects again. It is zero while the workload is
 	// connected.
@@ -100,8 +101,8 @@ type member struct {
 // isInForce reports whether the member's entry is published, so that other workloads may connect to it.
 func (m *member) isInForce() bool { return !m.HealthChecked || m.healthy }
 
-// New returns a Registrar with the stored registrations. It logs an error if the file cannot be read. In that case
-// workloads are registered again when they connect.
+// New returns a Registrar with the registrations in the file. If the file cannot be read, it logs an error. Workloads
+// are then registered again when they connect.
 func New(cfg Config) *Registrar {
 	cfg = cfg.withDefaults()
 	r := &Registrar{
@@ -119,8 +120,8 @@ type Registration struct {
 	r        *Registrar
 	key      config.Key
 	once     sync.Once
-	workload Workload // the claims of this connection
-	// Labels are the workload's labels, merged with those of its group.
+	workload Workload // the attributes that this connection reported
+	// Labels are the workload's labels, merged with those that its group sets.
 	Labels map[string]string
 	// Address is the registered address.
 	Address netip.Addr
@@ -163,8 +164,8 @@ func (r *Registrar) Connect(w Workload) (*Registration, error) {
 	return &Registration{r: r, key: key, workload: claimed, Labels: entry.Spec.(*networking.WorkloadEntry).GetLabels(), Address: w.Address}, nil
 }
 
-// checkMembership checks that the workload may be a member of its group. It replaces claims of the workload that the
-// group does not allow. r.mu must be held.
+// checkMembership checks that the workload may be a member of its group. It replaces attributes that the workload
+// reports but the group does not allow. The caller holds r.mu.
 func (r *Registrar) checkMembership(w *Workload) (*config.Resource, []override, error) {
 	group, err := r.lookupGroup(*w)
 	if err != nil {
@@ -181,7 +182,7 @@ func (r *Registrar) checkMembership(w *Workload) (*config.Resource, []override, 
 	return group, overrides, nil
 }
 
-// lookupGroup returns the workload's WorkloadGroup. It fails if the workload does not have the service account of the
+// lookupGroup returns the workload's WorkloadGroup. It fails if the workload's service account is not that of the
 // group.
 func (r *Registrar) lookupGroup(w Workload) (*config.Resource, error) {
 	key := config.Key{Kind: config.WorkloadGroup, Namespace: w.Namespace, Name: w.Group}
@@ -198,7 +199,8 @@ func (r *Registrar) lookupGroup(w Workload) (*config.Resource, error) {
 	return group, nil
 }
 
-// publish adds the member's entry to the store, or removes it if the member is not in force. r.mu must be held.
+// publish adds the member's entry to the store, or removes it if the entry must not be published. The caller holds
+// r.mu.
 func (r *Registrar) publish(m *member, entry *config.Resource) {
 	if m.isInForce() {
 		r.Put(entry)
@@ -215,7 +217,7 @@ func (r *Registrar) notifyRun() {
 	}
 }
 
-// HandleHealthReport sets the health of the workload. reason describes why the workload is unhealthy.
+// HandleHealthReport sets the health of the workload. reason is the reason why the workload is unhealthy.
 func (g *Registration) HandleHealthReport(healthy bool, reason string) {
 	r := g.r
 	r.mu.Lock()
@@ -229,7 +231,7 @@ func (g *Registration) HandleHealthReport(healthy bool, reason string) {
 	r.rebuild(m)
 }
 
-// rebuild creates a member's entry again from the current version of its group. r.mu must be held.
+// rebuild creates a member's entry again, from the current version of its group. The caller holds r.mu.
 func (r *Registrar) rebuild(m *member) {
 	group, err := r.lookupGroup(m.Workload)
 	if err != nil {
@@ -248,9 +250,9 @@ func (r *Registrar) rebuildAll() {
 	}
 }
 
-// IsOutdated reports whether the workload would receive other labels or another address if it connected now, because
-// its group was edited. It ignores the claims of the workload's other connections. Otherwise two connections with
-// different claims would end each other forever.
+// IsOutdated reports whether the workload would receive other labels or another address if it connected now, because a
+// user edited its group. It ignores what other connections of the workload report. Otherwise two connections that
+// report different attributes would end each other repeatedly.
 func (g *Registration) IsOutdated() bool {
 	group, err := g.r.lookupGroup(g.workload)
 	if err != nil {
@@ -280,11 +282,11 @@ func (g *Registration) Disconnect() {
 	})
 }
 
-// Run removes expired workloads, watches their groups and updates the file until ctx ends. It returns nil.
+// Run removes expired workloads, handles changes of their groups and updates the file, until ctx ends. It returns nil.
 func (r *Registrar) Run(ctx context.Context) error {
 	cancel := r.cfg.Groups.Subscribe(r.handleGroupChange)
 	defer cancel()
-	r.rebuildAll() // groups may have changed after New
+	r.rebuildAll() // groups may have changed since New
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -309,7 +311,7 @@ func (r *Registrar) persist() {
 }
 
 // removeExpired removes workloads that did not connect again in time. It returns the time at which the next workload
-// expires.
+// will expire.
 func (r *Registrar) removeExpired(now time.Time) (next time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -328,14 +330,14 @@ func (r *Registrar) removeExpired(now time.Time) (next time.Time) {
 	return next
 }
 
-// handleGroupChange rebuilds the entries of changed groups.
+// handleGroupChange creates the entries of members of changed groups again.
 func (r *Registrar) handleGroupChange(changed []config.Key) {
 	groups := map[config.Key]bool{}
 	for _, key := range changed {
 		groups[key] = key.Kind == config.WorkloadGroup
 	}
-	// This function runs in a notification of the Groups store. It may change entries, because the Registrar is a
-	// different store.
+	// The Groups store calls this function in a notification. The function may change entries, because the Registrar is
+	// another store.
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, m := range r.members {

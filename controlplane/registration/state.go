@@ -15,10 +15,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
-// maxFile limits the size of the file, in bytes: some 100,000 workloads.
+// maxFile is the maximum size of the file in bytes. It is sufficient for about 100,000 workloads.
 const maxFile = 64 << 20
 
-// savedMember is a workload in the file.
+// savedMember is a workload as the file contains it.
 type savedMember struct {
 	Workload
 	Healthy bool   `json:"healthy,omitempty"`
@@ -53,7 +53,7 @@ func (r *Registrar) load() error {
 	return nil
 }
 
-// save atomically replaces the file if its content changed.
+// save replaces the file atomically if its content has changed.
 func (r *Registrar) save() error {
 	if r.cfg.File == "" {
 		return nil

@@ -1,5 +1,5 @@
-// Package types registers the messages of Envoy's API, version 3, so that protobuf finds them by name and documents can
-// contain them. No supported Envoy reads messages of other API versions.
+// Package types registers the messages of Envoy's API, version 3, so that protobuf finds them by name, and documents
+// can contain them. Supported Envoys do not accept messages of other API versions.
 package types
 
 import (
