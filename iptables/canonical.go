@@ -9,9 +9,9 @@ import (
 )
 
 // Canonical returns the canonical form of a rule set. Two rule sets whose rules are pairwise equivalent have the same
-// canonical form. Back ends return it when they read rules. Lists are sorted and minimal; implied conditions and reasons
-// are omitted. The order of rules is unchanged, except that of adjacent single-family rules, those of IPv4 are first. The
-// result shares lists with the argument that are already canonical.
+// canonical form. Back ends return rules in this form. Lists are sorted and minimal. Implied conditions and reasons are
+// omitted. The order of rules is unchanged, except that in a run of adjacent single-family rules, those for IPv4 are
+// first. If a list is already canonical, the result shares it with the argument.
 func Canonical(rules *RuleSet) *RuleSet {
 	if rules == nil {
 		return nil
@@ -48,7 +48,7 @@ func orderFamilies(rules []Rule) {
 	}
 }
 
-// family returns the one family that the match is limited to, or 0 if it applies to both.
+// family returns the only address family to which the match applies, or 0 if it applies to both.
 func (m *Match) family() Families {
 	for _, list := range [][]netip.Prefix{m.Source, m.Destination} {
 		if len(list) > 0 {
@@ -88,7 +88,7 @@ func (m *Match) makeCanonical(all Families) {
 	m.Mark, m.ConnMark = canonicalMark(m.Mark), canonicalMark(m.ConnMark)
 }
 
-// wholeFamily replaces a prefix of length 0, such as 0.0.0.0/0, by the condition on the address family.
+// wholeFamily replaces a prefix of length 0, such as 0.0.0.0/0, by a condition on the address family.
 func (m *Match) wholeFamily(list *[]netip.Prefix, not bool) {
 	if !not && len(*list) == 1 && (*list)[0].Bits() == 0 {
 		m.Families, *list = familyOf((*list)[0].Addr()), nil

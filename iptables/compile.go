@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// The names of the chains that Istio defines.
+// The names of the chains that are also in Istio.
 const (
 	chainInbound    = "ISTIO_INBOUND"
 	chainOutput     = "ISTIO_OUTPUT"
@@ -16,14 +16,14 @@ const (
 	chainDivert     = "ISTIO_DIVERT"
 	chainTProxy     = "ISTIO_TPROXY"
 	chainDrop       = "ISTIO_DROP"
-	// chainVirtual does not exist in Istio. It applies the outbound rules and exclusions to traffic from virtual interfaces.
+	// chainVirtual is not in Istio. It applies the outbound rules and exclusions to traffic from virtual interfaces.
 	chainVirtual = "ISTIO_VIRTUAL"
 )
 
 const loopback = "lo"
 
-// PassthroughIPv6 is the source address from which Envoy's InboundPassthroughCluster connects to IPv6 applications. Apply
-// adds it to lo.
+// PassthroughIPv6 is the source address of connections from Envoy's InboundPassthroughCluster to IPv6 applications.
+// Apply adds it to lo.
 var PassthroughIPv6 = netip.MustParsePrefix("::6/128")
 
 // routePriority is the priority of the policy rule: after the kernel's rule for the local table (0), and before its rule
@@ -38,7 +38,7 @@ func Compile(o Options) (*RuleSet, error) {
 	c := newCompiler(&o)
 	rules := &RuleSet{Families: c.families | c.refused, Routing: c.routing()}
 	captured := append(c.mangle(), c.nat()...)
-	// DNS queries are separated in the refused families too: an application's query must not match the conntrack entry
+	// Separate DNS queries of refused address families too: an application's query must not match the conntrack entry
 	// of an agent's query from the same port.
 	if c.refused != 0 {
 		limitFamilies(captured, c.families)
@@ -51,13 +51,13 @@ func Compile(o Options) (*RuleSet, error) {
 	return rules, nil
 }
 
-// compiler holds the options and values derived from them.
+// compiler contains the options and values derived from them.
 type compiler struct {
 	Options
 	families Families // captured address families
 	refused  Families
 	dns      bool
-	open     bool     // virtual machines query the agent's resolver too
+	open     bool     // the agent's resolver also accepts queries of virtual machines
 	original *Options // the options before limitAddresses
 }
 
@@ -100,7 +100,7 @@ func (c *compiler) tproxy() bool { return c.Interception == TProxyMode }
 // inbound reports whether any inbound connection is captured.
 func (c *compiler) inbound() bool { return c.InboundPorts.All || len(c.InboundPorts.Listed) > 0 }
 
-// local lists the loopback addresses of one captured family.
+// local contains the loopback addresses of one captured address family.
 type local struct {
 	name        string // suffix of rule IDs
 	loopback    netip.Prefix
@@ -165,7 +165,7 @@ func (c *chain) jump(id string, m Match, to string) {
 	c.add(id, m, Verdict{Action: Jump, Chain: to})
 }
 
-// leave adds a rule for packets that leave the chain here: it returns to the caller.
+// leave adds a rule for packets that leave the chain at this point and return to the caller.
 func (c *chain) leave(id string, m Match) {
 	c.add(id, m, Verdict{Action: Return})
 }
@@ -192,7 +192,7 @@ func usedChains(chains ...*chain) []Chain {
 	return kept
 }
 
-// limitFamilies restricts all rules of the chains to the address families.
+// limitFamilies restricts all rules of the chains to these address families.
 func limitFamilies(chains []Chain, f Families) {
 	for _, c := range chains {
 		for i := range c.Rules {

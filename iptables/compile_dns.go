@@ -3,7 +3,8 @@ package iptables
 import "net/netip"
 
 // Conntrack zones separate connections with the same addresses and ports. The agent's query to a resolver and an
-// application's redirected query can have the same tuple. In one zone, the kernel would apply one NAT decision to both.
+// application's redirected query can have the same addresses and ports. If they were in one zone, the kernel would
+// apply the same NAT decision to both.
 const (
 	zoneResolver = 1 // queries to resolvers, and their responses
 	zoneAgent    = 2 // applications' queries that are redirected to the agent, and the agent's responses
@@ -77,8 +78,8 @@ func (c *compiler) questionZones() *chain {
 	return n
 }
 
-// toResolvers adds rules that assign zoneResolver to queries that m matches and that are sent to the captured resolvers.
-// answerZones assigns the same zone to the responses. Queries to other servers stay in the default zone.
+// toResolvers adds rules that assign zoneResolver to queries that m matches and that are sent to the captured
+// resolvers. answerZones assigns the same zone to the responses. Queries to other servers remain in the default zone.
 func (c *compiler) toResolvers(n *chain, id string, m Match) {
 	for _, resolver := range c.resolvers() {
 		question := dnsQuestion(UDP, resolver)

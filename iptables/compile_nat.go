@@ -6,8 +6,8 @@ import (
 	"strconv"
 )
 
-// nat returns the chains of the nat table: they redirect outbound connections, DNS, and in REDIRECT mode inbound
-// connections.
+// nat returns the chains of the nat table. They redirect outbound connections and DNS queries and, in REDIRECT mode,
+// inbound connections.
 func (c *compiler) nat() []Chain {
 	return usedChains(c.redirectChain(), c.inRedirectChain(), c.dnsChain(), c.inboundChain(), c.virtualChain(), c.outputChain(),
 		c.natPrerouting(), c.natOutput())
@@ -51,7 +51,8 @@ func (c *compiler) inboundChain() *chain {
 	return n
 }
 
-// inboundExceptions adds the exceptions from inbound capture that are the same in both interception modes.
+// inboundExceptions adds rules for traffic that is exempt from inbound capture. They are the same in both interception
+// modes.
 func (c *compiler) inboundExceptions(n *chain) {
 	for _, name := range c.ExcludeInterfaces {
 		n.leave("inbound/exclude-interface-"+name, Match{InInterface: name})
@@ -61,7 +62,8 @@ func (c *compiler) inboundExceptions(n *chain) {
 	}
 }
 
-// inboundCapture adds rules that jump to a chain for each captured port, and exempt the HBONE port and excluded ports.
+// inboundCapture adds rules that jump to a chain for each captured port. It also adds rules that exempt the HBONE port
+// and excluded ports.
 func (c *compiler) inboundCapture(n *chain, m Match, to string) {
 	at := func(p PortRange) Match {
 		m := m
@@ -83,7 +85,8 @@ func (c *compiler) inboundCapture(n *chain, m Match, to string) {
 	n.jump("inbound/all", m, to)
 }
 
-// virtualChain returns the chain for traffic from virtual interfaces. It captures the same traffic as for an application.
+// virtualChain returns the chain for traffic from virtual interfaces. It captures the same traffic as the chain for
+// applications does.
 func (c *compiler) virtualChain() *chain {
 	n := newChain(NAT, chainVirtual)
 	if len(c.VirtualInterfaces) == 0 {
@@ -117,8 +120,8 @@ func (c *compiler) outputChain() *chain {
 	return n
 }
 
-// selfCall returns the match for connections from the proxy (o) to its own pod through lo. It excludes connections to the
-// application's loopback addresses and to the exempt ports.
+// selfCall returns the match for connections that the proxy (o) opens through lo to its own pod. It excludes
+// connections to the application's loopback addresses and to the exempt ports.
 func (c *compiler) selfCall(l local, o owner) Match {
 	m := o.match
 	m.Protocol, m.OutInterface = TCP, loopback

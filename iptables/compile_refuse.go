@@ -2,8 +2,9 @@ package iptables
 
 import "slices"
 
-// refusal returns the chains that reject traffic of the refused address families. They match the traffic that would be
-// captured if the family were. They are in the filter table, because iptables can reject only there.
+// refusal returns the chains that reject traffic of the refused address families (--ipv6 reject). They match the same
+// traffic as the capture rules of these families would. They are in the table filter, because iptables can reject only
+// there.
 func (c *compiler) refusal() []Chain {
 	f := c.withFamilies(c.refused)
 	in, out, through := newBase(Filter, Input), newBase(Filter, Output), newBase(Filter, Forward)
@@ -28,7 +29,7 @@ func (c *compiler) refusal() []Chain {
 	return kept
 }
 
-// withFamilies returns a copy of the compiler that captures the specified address families.
+// withFamilies returns a copy of the compiler that captures these address families.
 func (c *compiler) withFamilies(families Families) *compiler {
 	f := *c
 	f.families, f.refused = families, 0
@@ -37,8 +38,8 @@ func (c *compiler) withFamilies(families Families) *compiler {
 	return &f
 }
 
-// convertToReject moves a nat chain to the filter table, and replaces its redirections by rejections. The inbound chain
-// gets a first rule that exempts traffic on lo, such as the proxy's self-calls.
+// convertToReject moves a nat chain to the filter table, and replaces its redirections by rejections. It adds a first
+// rule to the inbound chain that exempts traffic on lo, such as the proxy's self-calls.
 func convertToReject(n *chain) {
 	n.Table = Filter
 	for i := range n.Rules {

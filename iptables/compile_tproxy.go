@@ -4,7 +4,7 @@ import "slices"
 
 const allBits = 1<<32 - 1
 
-// mangle returns the chains of the mangle table: they drop invalid packets and implement transparent proxying.
+// mangle returns the chains of the mangle table. They drop invalid packets and implement transparent proxying.
 func (c *compiler) mangle() []Chain {
 	in, out := newBase(Mangle, Prerouting), newBase(Mangle, Output)
 	if c.DropInvalid {
@@ -42,8 +42,8 @@ func (c *compiler) tproxyChain() *chain {
 	return n
 }
 
-// tproxyInbound returns the chain for inbound packets. Packets on lo traverse it too, because the proxy's connections to
-// its own pod use lo.
+// tproxyInbound returns the chain for inbound packets. Packets on lo traverse it too, because connections of the proxy
+// to its own pod use lo.
 func (c *compiler) tproxyInbound() *chain {
 	n := newChain(Mangle, chainInbound)
 	if !c.tproxy() || !c.inbound() {
@@ -60,14 +60,15 @@ func (c *compiler) tproxyInbound() *chain {
 	return n
 }
 
-// inboundTProxy adds the rules for captured ports: for packets of established connections first, then for new connections.
-// Packets in the reply direction are exempt: they belong to connections that bypass the proxy. A socket match cannot
-// detect them, because the TCP connection may not be established yet.
+// inboundTProxy adds the rules for captured ports. Rules for packets of established connections precede those for new
+// connections. Packets in the reply direction are exempt, because they belong to connections that bypass the proxy. A
+// socket match cannot detect them, because the TCP connection may not be established yet.
 func (c *compiler) inboundTProxy(n *chain) {
 	captured := newChain(Mangle, chainInbound)
 	c.inboundCapture(captured, Match{Protocol: TCP}, chainTProxy)
 	n.leave("tproxy/answer", Match{Protocol: TCP, Reply: true})
-	first := slices.IndexFunc(captured.Rules, func(r Rule) bool { return r.Verdict.Action == Jump }) // the exceptions precede it
+	// The exceptions precede this rule.
+	first := slices.IndexFunc(captured.Rules, func(r Rule) bool { return r.Verdict.Action == Jump })
 	n.Rules = append(n.Rules, captured.Rules[:first]...)
 	for _, r := range captured.Rules[first:] {
 		n.jump(r.ID+"-established", Match{Protocol: TCP, States: []State{Established, Related}, DestinationPorts: r.Match.DestinationPorts}, chainDivert)
@@ -75,9 +76,9 @@ func (c *compiler) inboundTProxy(n *chain) {
 	n.Rules = append(n.Rules, captured.Rules[first:]...)
 }
 
-// tproxyOutput returns the chain that marks outbound packets. It marks the proxy's self-calls, to capture them as inbound
-// traffic, and the application's replies to clients, to route them to the proxy. The replies are marked even if the route to
-// the client uses an excluded interface.
+// tproxyOutput returns the chain that marks outbound packets. It marks the proxy's self-calls, which are then captured
+// as inbound traffic. It also marks the application's replies to clients, which are then routed to the proxy. It marks
+// replies even if the route to the client uses an excluded interface.
 func (c *compiler) tproxyOutput() *chain {
 	n := newChain(Mangle, chainOutput)
 	if !c.tproxy() || !c.inbound() {

@@ -15,7 +15,7 @@ const (
 	Extra   DifferenceKind = "extra"
 	Changed DifferenceKind = "changed"
 	Moved   DifferenceKind = "moved"   // the rule is at another position of its chain
-	Foreign DifferenceKind = "foreign" // a rule of another program in our chains, which the model cannot express
+	Foreign DifferenceKind = "foreign" // a rule in our chains that the model cannot express, from another program
 )
 
 // Difference is one difference between the wanted and the installed rules.
@@ -37,7 +37,7 @@ func (d Difference) String() string {
 }
 
 // Diff compares the installed rules with the wanted ones, including their order. To determine the consequence of a
-// difference, it applies only that difference to the wanted rules, and simulates packets.
+// difference, it simulates packets under the wanted rules with only that difference applied.
 func Diff(want *RuleSet, got *Installed) []Difference {
 	if got == nil || got.Rules == nil {
 		return []Difference{{Kind: Missing, What: "no rules are installed", Consequence: consequence(want, &RuleSet{Families: want.Families}, makeSamples(sampledRules(want)))}}
@@ -55,7 +55,7 @@ func Diff(want *RuleSet, got *Installed) []Difference {
 type differ struct {
 	want, got *RuleSet
 	packets   []Packet
-	outcomes  []outcome // of packets under the wanted rules
+	outcomes  []outcome // outcomes of the packets under the wanted rules
 	found     []Difference
 }
 
@@ -116,8 +116,8 @@ func (d *differ) chain(want, got Chain) {
 	}
 }
 
-// isOrderIrrelevant reports whether a rule of one address family may be moved past the lines: all rules that both chains
-// have in these lines apply to other families only.
+// isOrderIrrelevant reports whether a rule of one address family may be moved from before these lines to after them, or
+// the reverse. It may if all rules in these lines that both chains have are for other families.
 func isOrderIrrelevant(lines []line, family Families) bool {
 	return family != 0 && !slices.ContainsFunc(lines, func(l line) bool {
 		of := l.rule().Match.family()
@@ -148,8 +148,9 @@ func (l *line) rule() *Rule {
 	return l.got
 }
 
-// counterpart returns the index of a later line with a rule of the other chain only, to compare with line i's rule: the
-// same rule if possible, else a rule with the same ID. It returns -1 if there is none.
+// counterpart returns the index of a later line with a rule of only the other chain. This is the rule with which the
+// rule in line i is compared: the same rule if possible, otherwise one with the same ID. It returns -1 if there is
+// none.
 func counterpart(lines []line, i int) int {
 	byName := -1
 	for j := i + 1; j < len(lines); j++ {
@@ -199,7 +200,7 @@ func ruleTexts(rules []Rule) []string {
 	return texts
 }
 
-// consequence describes the effect on packets if only the specified lines (indexes in apply) of a chain differ.
+// consequence describes the effect on packets if a chain differs only in these lines (indexes in apply).
 func (d *differ) consequence(c Chain, lines []line, apply []int) string {
 	packets, want := d.packets, d.outcomes
 	switch {

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// outcome is the part of a simulation's result that determines where a packet and its replies are delivered.
+// outcome is that part of a simulation's result that determines where a packet and its replies are delivered.
 type outcome struct {
 	end  End
 	port uint16
@@ -31,7 +31,8 @@ func outcomes(rules *RuleSet, packets []Packet) []outcome {
 // maxEffects is the maximum number of effects that are described for one difference.
 const maxEffects = 4
 
-// describeEffects describes the packets whose outcome differs from the wanted one. Packets of one kind are described once.
+// describeEffects describes the packets whose outcome differs from the wanted one. It describes packets of the same
+// kind once.
 func describeEffects(packets []Packet, want, got []outcome) string {
 	var list []effect
 	for i, p := range packets {
@@ -50,7 +51,7 @@ func describeEffects(packets []Packet, want, got []outcome) string {
 	return strings.Join(texts, "; ")
 }
 
-// effect is a changed outcome for packets of one kind.
+// effect is a changed outcome of packets of one kind.
 type effect struct {
 	kind     string // "TCP", "DNS over UDP"
 	way      Direction
@@ -67,8 +68,8 @@ func (e effect) String() string {
 	return fmt.Sprintf("%s %s %s %s (for example %s)", e.way, families, e.kind, e.what, e.example)
 }
 
-// addEffect adds the effect, or only its address family to an equal effect. The first packet remains the example: samples
-// are ordered by how common they are.
+// addEffect adds the effect, or only its address family to an equal effect. The first packet remains the example,
+// because the most common samples are first.
 func addEffect(list []effect, e effect) []effect {
 	for i := range list {
 		if o := &list[i]; o.way == e.way && o.kind == e.kind && o.what == e.what {

@@ -5,9 +5,9 @@ import (
 	"sort"
 )
 
-// If a rule set has more than manyRules rules, simulating a packet for every value that a rule names would need minutes.
-// Packets are then created only for differing rules, and for the first and last fewRules rules of each chain. Only the
-// first maxWorkedOut differences get a consequence.
+// If a rule set has more than manyRules rules, a simulation of packets for every value in a rule would take minutes.
+// Packets are then created only for differing rules, and for the first and last fewRules rules of each chain. A
+// consequence is determined only for the first maxWorkedOut differences.
 const (
 	manyRules    = 1500
 	fewRules     = 12
@@ -23,7 +23,8 @@ func ruleCount(r *RuleSet) (n int) {
 
 func (d *differ) isLong() bool { return max(ruleCount(d.want), ruleCount(d.got)) > manyRules }
 
-// sampledRules returns the rules for which sample packets are created: all, or those of truncateChains for large sets.
+// sampledRules returns the rules for which sample packets are created. For a large set, these are the rules of
+// truncateChains.
 func sampledRules(r *RuleSet) *RuleSet {
 	if ruleCount(r) > manyRules {
 		return truncateChains(r)
@@ -92,7 +93,7 @@ func findLongestPairs(a, b []string) *pair {
 	}
 	var tails []*pair // for each length, the subsequence that ends first in b
 	for i, text := range a {
-		for _, j := range places[text] { // from the last, so that each text of a is paired with at most one of b
+		for _, j := range places[text] { // the last is first, so that each text of a is paired with at most one of b
 			n := sort.Search(len(tails), func(k int) bool { return tails[k].b >= j })
 			p := &pair{a: i, b: j}
 			if n > 0 {

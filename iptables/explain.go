@@ -6,14 +6,14 @@ import (
 	"slices"
 )
 
-// End states what happens to a packet after the rules.
+// End is what happens to a packet after the rules.
 type End string
 
 // The outcomes.
 const (
-	Passes      End = "passes"      // to its destination, bypassing the proxy
+	Passes      End = "passes"      // to its destination, without the proxy
 	Redirected  End = "redirected"  // to Port of this namespace
-	Transparent End = "transparent" // to the socket at Port of this namespace, addresses unchanged
+	Transparent End = "transparent" // to the socket at Port of this namespace, with unchanged addresses
 	Dropped     End = "dropped"
 	Refused     End = "refused"
 )
@@ -23,7 +23,7 @@ type Step struct {
 	Table Table  `json:"table"`
 	Chain string `json:"chain"`
 	Rule  *Rule  `json:"rule"`
-	// Missed names the first condition that the packet does not meet; "" if the rule matches.
+	// Missed describes the first condition that the packet does not meet; "" if the rule matches.
 	Missed string `json:"missed,omitempty"`
 }
 
@@ -33,7 +33,7 @@ type Explanation struct {
 	Port uint16 `json:"port,omitempty"`
 	// Decision is the rule that determines the outcome; nil if no rule does.
 	Decision *Rule  `json:"decision,omitempty"`
-	Zone     uint16 `json:"zone,omitempty"` // of connection tracking; 0 is the default zone
+	Zone     uint16 `json:"zone,omitempty"` // conntrack zone; 0 is the default zone
 	Mark     uint32 `json:"mark,omitempty"` // the packet's mark after all rules
 	Steps    []Step `json:"steps"`
 	// Why explains the outcome in one or two sentences.
@@ -55,7 +55,7 @@ type rulePosition struct {
 	rule  *Rule
 }
 
-// walk simulates the path of one packet through the rules. It modifies only a copy of the packet.
+// walk simulates the path of one packet through the rules. It modifies its own copy of the packet.
 type walk struct {
 	rules  *RuleSet
 	index  index
@@ -64,7 +64,8 @@ type walk struct {
 	e      Explanation
 	ended  bool
 	quiet  bool // do not record steps
-	// left lists the rules by which the packet left chains. callers is the stack of jump rules to the current chain.
+	// left contains the rules by which the packet left chains. callers is the stack of the rules that jumped to the
+	// current chain.
 	left    []rulePosition
 	callers []*Rule
 }
@@ -108,7 +109,8 @@ func (w *walk) run() {
 	}
 	w.hooks(Output, Raw, Mangle, NAT, Filter)
 	if w.p.Interface == loopback {
-		// A packet sent on lo is also received on it. It is already tracked and translated, so raw and nat do not see it.
+		// A packet that is sent on lo is also received on it. It is then already tracked and translated, so it does not
+		// traverse raw and nat again.
 		w.p.UID, w.p.GID = nil, nil
 		w.hooks(Prerouting, Mangle)
 		w.hooks(Input, Filter)
@@ -126,7 +128,8 @@ func (w *walk) hooks(h Hook, tables ...Table) {
 	}
 }
 
-// maxDepth limits nested jumps, so that a rule set with circular jumps ends the simulation. The kernel rejects such sets.
+// maxDepth limits nested jumps, so that the simulation of a rule set with circular jumps ends. The kernel rejects such
+// sets.
 const maxDepth = 16
 
 // chain evaluates the rules of a chain. It returns true if the evaluation of the table continues after the chain.
@@ -151,8 +154,8 @@ func (w *walk) chain(c *Chain, h Hook, depth int) bool {
 	return true
 }
 
-// verdict applies the verdict of a matching rule. on reports that the evaluation of the table continues, returned that
-// the packet left the chain.
+// verdict applies the verdict of a matching rule. on reports whether the evaluation of the table continues. returned
+// reports whether the packet left the chain.
 func (w *walk) verdict(c *Chain, r *Rule, h Hook, depth int) (on, returned bool) {
 	v := &r.Verdict
 	switch v.Action {
@@ -215,7 +218,7 @@ func (w *walk) decider(c *Chain, r *Rule) *Rule {
 }
 
 // exitRule returns the RETURN rule by which a packet left our chains without being captured. If there are several, it
-// prefers a rule of the nat table, because nat decides about connections.
+// prefers a rule of the nat table, because that table determines what happens to a connection.
 func (w *walk) exitRule() *Rule {
 	var last *Rule
 	for _, s := range w.left {
@@ -249,7 +252,7 @@ func (w *walk) explainDecision() string {
 	return fmt.Sprintf("It %s: %s (%s).", w.e.describeEnd(), w.e.Decision.Reason, w.e.Decision.ID)
 }
 
-// describeEnd returns the outcome as the end of a sentence that begins with "It".
+// describeEnd describes the outcome. The text completes a sentence that begins with "It".
 func (e *Explanation) describeEnd() string {
 	switch e.End {
 	case Redirected:

@@ -6,20 +6,20 @@ import (
 	"net/netip"
 )
 
-// ForeignChain is a chain of another program that packets of the namespace traverse.
+// ForeignChain is a chain of another program. Packets of the namespace traverse it.
 type ForeignChain struct {
 	Table    string // family and name: "ip nat"
 	Name     string
 	Hook     string
 	Priority int
-	// Rules is the number of rules in the chain. Drops reports that the policy of the chain is drop.
+	// Rules is the number of rules in the chain. Drops reports whether the policy of the chain is drop.
 	Rules int
 	Drops bool
 	// NamedDestinations lists the destinations that the rules of the table match.
 	NamedDestinations []NamedDestination
 }
 
-// NamedDestination is a destination that a rule matches. A zero field means that the rule does not match on it.
+// NamedDestination is a destination that a rule matches. A zero field is not a condition.
 type NamedDestination struct {
 	Port    uint16
 	Address netip.Addr
@@ -30,7 +30,7 @@ type NamedDestination struct {
 func PortsOfExtension(match string, data []byte) (all []uint16) {
 	port := func(i int) uint16 { return binary.NativeEndian.Uint16(data[i:]) }
 	switch {
-	case (match == "tcp" || match == "udp") && len(data) >= 8: // the first four bytes are the source ports
+	case (match == "tcp" || match == "udp") && len(data) >= 8: // the first four bytes are the range of source ports
 		if first, last := port(4), port(6); first != 0 || last != 65535 {
 			all = append(all, first)
 		}

@@ -30,8 +30,8 @@ const (
 	Forward    Hook = "FORWARD"    // forwarded packets; only with Filter
 )
 
-// RuleSet is everything that Apply installs in one network namespace: chains in the order of their creation, and the
-// routing. The zero value does not redirect any traffic. Do not modify a RuleSet after Compile.
+// RuleSet contains all that Apply installs in one network namespace: chains in the order of their creation, and the
+// routing. The zero value does not redirect any traffic. After Compile, a RuleSet must not be modified.
 type RuleSet struct {
 	Chains []Chain `json:"chains"`
 	// Routing is the required routing; nil if none is required.
@@ -41,8 +41,8 @@ type RuleSet struct {
 }
 
 // Chain is an ordered list of rules. The kernel calls a base chain at its hook. Other chains are called by jumps from
-// chains of the same table, and precede them in a RuleSet. Base chains contain only jumps, so that other programs' chains
-// at the same hook see every packet that our rules do not redirect.
+// chains of the same table, and precede them in a RuleSet. Base chains contain only jumps. Packets that our rules do
+// not redirect therefore also traverse other programs' chains at the same hook.
 type Chain struct {
 	Table Table  `json:"table"`
 	Name  string `json:"name"`           // unique in its table; Istio's name if Istio has the chain, such as ISTIO_OUTPUT; BaseName for a base chain
@@ -84,9 +84,9 @@ const (
 	UDP         Protocol = "udp"
 )
 
-// Match is the conjunction of its conditions. A zero field is not a condition. All addresses of one match have the same
-// family, and the rule applies only to packets of that family. Compile produces lists with several entries only for
-// negated conditions (NotDestinationPorts, NotGIDs); otherwise it produces one rule per entry.
+// Match is the conjunction of its conditions. A zero field is not a condition. All addresses of one match are of the
+// same family, and the rule applies only to packets of that family. Compile produces lists with several entries only
+// for negated conditions (NotDestinationPorts, NotGIDs); otherwise it produces one rule per entry.
 type Match struct {
 	Families Families `json:"families,omitempty"` // 0: the families of the rule set
 	Protocol Protocol `json:"protocol,omitempty"`
@@ -100,7 +100,7 @@ type Match struct {
 	Destination    []netip.Prefix `json:"destination,omitempty"` // any of
 	NotDestination bool           `json:"notDestination,omitempty"`
 
-	SourcePorts         []PortRange `json:"sourcePorts,omitempty"` // any of; needs a protocol
+	SourcePorts         []PortRange `json:"sourcePorts,omitempty"` // any of these; requires a protocol
 	DestinationPorts    []PortRange `json:"destinationPorts,omitempty"`
 	NotDestinationPorts bool        `json:"notDestinationPorts,omitempty"`
 
@@ -116,14 +116,14 @@ type Match struct {
 
 	// States lists the matching conntrack states of the packet.
 	States []State `json:"states,omitempty"`
-	// Reply restricts the match to packets in the reply direction: to the peer that opened the connection.
+	// Reply restricts the match to packets that are sent to the peer that opened the connection.
 	Reply bool `json:"reply,omitempty"`
 }
 
-// PortRange is the ports from First to Last, inclusive.
+// PortRange contains the ports from First to Last, inclusive.
 type PortRange struct{ First, Last uint16 }
 
-// Mark is a value of those bits of a packet mark or connection mark that Mask selects.
+// Mark is the value of those bits of a packet mark or connection mark that are set in Mask.
 type Mark struct{ Value, Mask uint32 }
 
 // State is a conntrack state.
@@ -140,7 +140,7 @@ const (
 // Action is the operation of a verdict.
 type Action string
 
-// The actions. Their comments state if the evaluation of the table ends or continues.
+// The actions. The comment of each states whether the evaluation of the table then ends or continues.
 const (
 	Return           Action = "RETURN"       // returns to the calling chain; a base chain then accepts the packet
 	Accept           Action = "ACCEPT"       // accepts the packet; ends
@@ -164,14 +164,15 @@ type Verdict struct {
 	ZoneID uint16 `json:"zone,omitempty"`  // for Zone
 }
 
-// Routing delivers marked packets with any destination to the local host, for TPROXY. It also adds the addresses that Envoy
-// binds to lo.
+// Routing delivers marked packets with any destination to the local host, for TPROXY. It also adds addresses to lo that
+// Envoy binds.
 type Routing struct {
 	// Mark, Table and Priority configure the policy rule and the route. If Mark is 0, neither is installed.
 	Mark  uint32 `json:"mark,omitempty"`
 	Table int    `json:"table,omitempty"`
 	// Priority is the priority of the policy rules. It is constant, so that a second Apply finds the existing rules.
 	Priority int `json:"priority,omitempty"`
-	// LoopbackAddresses are added to lo if they are missing (::6, the inbound passthrough address of IPv6).
+	// LoopbackAddresses are added to lo if they are missing. The address ::6 is that of Envoy's inbound passthrough for
+	// IPv6.
 	LoopbackAddresses []netip.Prefix `json:"loopbackAddresses,omitempty"`
 }

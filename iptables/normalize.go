@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// Normalize replaces combinations of options that Istio tolerates, but that would break the pod's traffic, by working
-// ones. It adds a warning for each, which Warnings returns.
+// Normalize changes combinations of options that Istio tolerates but that would interrupt the pod's traffic. It
+// replaces them by combinations that work, and adds a warning for each, which Warnings returns.
 func (o *Options) Normalize() {
 	o.warnPorts()
 	o.VirtualInterfaces = o.withoutLoopback(flagVirtual, o.VirtualInterfaces, "it is the pod's loopback interface, not one of a virtual machine")
@@ -31,7 +31,7 @@ func (o *Options) ownPorts() []ownPort {
 	return []ownPort{{flagProxyPort, o.ProxyPort}, {flagInboundPort, o.InboundPort}, {flagTunnelPort, o.TunnelPort}, {flagDNSPort, o.DNSPort}}
 }
 
-// warnPorts adds a warning for each two ports of the proxy that are equal.
+// warnPorts adds a warning for each pair of equal ports of the proxy.
 func (o *Options) warnPorts() {
 	ports := o.ownPorts()
 	for i, a := range ports {

@@ -9,24 +9,24 @@ import (
 	"strings"
 )
 
-// Interception is the method by which inbound connections are delivered to Envoy.
+// Interception is the method by which the kernel delivers inbound connections to Envoy.
 type Interception string
 
 // The interception modes.
 const (
 	// RedirectMode rewrites the destination. The application sees Envoy's address as the source.
 	RedirectMode Interception = "REDIRECT"
-	// TProxyMode leaves the packet unchanged, so that the application sees the client's address.
+	// TProxyMode leaves the packet unchanged. The application sees the client's address as the source.
 	TProxyMode Interception = "TPROXY"
 )
 
 // IPv6Policy specifies how IPv6 traffic is handled.
 type IPv6Policy string
 
-// The policies for IPv6. They have no effect if dual stack is configured: then IPv6 is captured.
+// The policies for IPv6. They have no effect if dual stack is configured, because IPv6 is then captured.
 const (
-	// IPv6Auto captures IPv6 if the namespace has IPv6 addresses and no IPv4 addresses. Otherwise IPv6 passes, because
-	// Envoy in a mesh without dual stack listens only on IPv4.
+	// IPv6Auto captures IPv6 if the namespace has IPv6 addresses and no IPv4 addresses. Otherwise IPv6 traffic passes,
+	// because in a mesh without dual stack, Envoy listens only on IPv4.
 	IPv6Auto    IPv6Policy = "auto"
 	IPv6Capture IPv6Policy = "capture"
 	IPv6Reject  IPv6Policy = "reject" // traffic that would be captured is rejected
@@ -40,7 +40,7 @@ type Options struct {
 	TunnelPort  uint16 // Envoy's HBONE listener; connections to it are not redirected
 	DNSPort     uint16 // port of the agent's DNS resolver
 
-	// ProxyUIDs and ProxyGIDs are the identities of Envoy and the agent; their connections are not captured.
+	// ProxyUIDs and ProxyGIDs are the users and groups of Envoy and the agent. Their connections are not captured.
 	ProxyUIDs []uint32
 	ProxyGIDs []uint32
 
@@ -71,12 +71,12 @@ type Options struct {
 	ResolverAddress string
 
 	DropInvalid bool
-	// LoopbackCIDR is the part of 127.0.0.0/8 that the application uses: connections to it are not redirected.
+	// LoopbackCIDR is the part of 127.0.0.0/8 that the application uses. Connections to it are not redirected.
 	LoopbackCIDR netip.Prefix
 
 	DualStack bool
 	IPv6      IPv6Policy
-	// Addresses lists the namespace's addresses. IPv6Auto uses them to decide if IPv6 is captured.
+	// Addresses lists the namespace's addresses. IPv6Auto uses them to decide whether IPv6 is captured.
 	Addresses []netip.Addr
 
 	notes []string // warnings about tolerated values
@@ -123,7 +123,8 @@ func (p PortRange) String() string {
 // Contains reports whether the port is in the range.
 func (p PortRange) Contains(port uint16) bool { return p.First <= port && port <= p.Last }
 
-// capture returns the address families that are captured, and those that are rejected. Other families pass.
+// capture returns the address families whose traffic is captured, and those whose traffic is rejected. Traffic of other
+// families passes.
 func (o *Options) capture() (captured, refused Families) {
 	switch {
 	case o.DualStack, o.IPv6 == IPv6Capture:
@@ -139,7 +140,7 @@ func (o *Options) capture() (captured, refused Families) {
 	return IPv4, 0
 }
 
-// families returns the address families of the namespace's addresses, without loopback and link-local addresses.
+// families returns the address families of the namespace's addresses. It ignores loopback and link-local addresses.
 func (o *Options) families() (f Families) {
 	for _, a := range o.Addresses {
 		if a = a.Unmap(); a.IsLoopback() || a.IsLinkLocalUnicast() || !a.IsValid() || a == PassthroughIPv6.Addr() {
@@ -184,7 +185,7 @@ func (o *Options) Warnings() []string {
 	return w
 }
 
-// resolverIsOpen reports whether the agent's resolver listens on all local addresses of the families.
+// resolverIsOpen reports whether the agent's resolver listens on all local addresses of these families.
 func (o *Options) resolverIsOpen(of Families) bool {
 	host, _, err := net.SplitHostPort(o.ResolverAddress)
 	return err == nil && (host == "" || host == "::" || host == "0.0.0.0" && of&IPv6 == 0)

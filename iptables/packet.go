@@ -22,15 +22,15 @@ type Packet struct {
 	From, To  netip.AddrPort
 	// Interface is the outgoing interface (lo for local destinations) or the incoming one.
 	Interface string
-	// Forwarded reports that an inbound packet's destination is outside the namespace, as for packets from a virtual
-	// machine.
+	// Forwarded reports whether the destination of an inbound packet is outside the namespace, as for packets from a
+	// virtual machine.
 	Forwarded bool
-	// UID and GID identify the sending process; nil if no process of the namespace sends the packet.
+	// UID and GID identify the sending process. They are nil if no process of the namespace sends the packet.
 	UID, GID *uint32
 	Mark     uint32
 	ConnMark uint32
 	State    State // "" is New
-	// Reply reports that the packet is sent in the reply direction: to the peer that opened the connection.
+	// Reply reports whether the packet is sent to the peer that opened the connection.
 	Reply bool
 }
 
@@ -55,7 +55,8 @@ func (p Packet) String() string {
 	return text
 }
 
-// misses describes the first condition that the packet does not meet at the hook. It returns "" if the rule matches.
+// misses describes the first condition of the match that the packet does not meet at the hook. It returns "" if the
+// packet meets all conditions.
 func (m *Match) misses(p *Packet, hook Hook, of Families) string {
 	families := of
 	if m.Families != 0 {
@@ -130,8 +131,8 @@ func anyPort(list []PortRange, not bool, port uint16) bool {
 	return len(list) == 0 || slices.ContainsFunc(list, func(r PortRange) bool { return r.Contains(port) }) != not
 }
 
-// matchesOwner reports whether the owner condition holds. For a packet without a sending process it returns false, even
-// if the condition is negated: the kernel then does not match the rule.
+// matchesOwner reports whether the packet meets the owner condition. For a packet without a sending process it returns
+// false, even if the condition is negated, because the kernel does not match the rule in this case.
 func matchesOwner(list []uint32, not bool, id *uint32) bool {
 	return len(list) == 0 || id != nil && slices.Contains(list, *id) != not
 }

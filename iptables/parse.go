@@ -16,7 +16,8 @@ type Names struct {
 	Group func(name string) (uint32, error)
 }
 
-// maxList is the maximum number of entries of a list option. The longest list in Istio's documentation has a few dozen.
+// maxList is the maximum number of entries of a list option. The longest list in Istio's documentation has a few dozen
+// entries.
 const maxList = 1024
 
 // splitList splits a comma-separated list, trims spaces, and removes empty entries.
@@ -33,7 +34,7 @@ func splitList(text string) ([]string, error) {
 }
 
 // toleratedError reports an entry that Istio accepts although it is questionable. The parser returns the value that is
-// used instead. If omit is set, the entry has no effect.
+// used instead. If omit is set, the entry is ignored.
 type toleratedError struct {
 	text string
 	omit bool
@@ -41,8 +42,8 @@ type toleratedError struct {
 
 func (e *toleratedError) Error() string { return e.text }
 
-// parseList parses each entry of a comma-separated list, and removes duplicates. It calls warn for each entry that is
-// tolerated.
+// parseList parses each entry of a comma-separated list, and removes duplicates. It calls warn for each tolerated
+// entry.
 func parseList[T comparable](text string, parse func(string) (T, error), warn func(string)) ([]T, error) {
 	parts, err := splitList(text)
 	if err != nil {
@@ -72,7 +73,7 @@ func parseList[T comparable](text string, parse func(string) (T, error), warn fu
 
 var errStar = errors.New(`"*" cannot be combined with other entries: use either "*" or a list`)
 
-// parseChoice parses "*", for which it returns all = true, or a list.
+// parseChoice parses "*" or a list. For "*" it returns true for all.
 func parseChoice[T comparable](text string, parse func(string) (T, error), warn func(string)) (all bool, list []T, err error) {
 	parts, err := splitList(text)
 	if err != nil {
@@ -96,8 +97,8 @@ func parsePort(text string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// parsePortRange parses a port or a range. It accepts both "80-90" and "80:90", because each of Istio's back ends accepts
-// only one of the two. As in iptables, a range may lack one of its ends ("1024:"). Port 0 is tolerated.
+// parsePortRange parses a port or a range. It accepts both "80-90" and "80:90", because each of Istio's back ends
+// accepts only one of the two. As in iptables, one end of a range may be missing ("1024:"). Port 0 is tolerated.
 func parsePortRange(text string) (PortRange, error) {
 	first, last, isRange := strings.Cut(text, "-")
 	open := false
@@ -125,7 +126,7 @@ func parsePortRange(text string) (PortRange, error) {
 	return PortRange{max(from, 1), to}, nil
 }
 
-// parseRangePort parses one end of a range; an empty end is absent.
+// parseRangePort parses one end of a range. If the end is missing, it returns absent.
 func parseRangePort(text string, absent uint16) (uint16, error) {
 	if text == "" {
 		return absent, nil
@@ -150,9 +151,9 @@ func parseCIDR(text string) (netip.Prefix, error) {
 	return p, nil
 }
 
-// parseInterface rejects names that are longer than the kernel's limit. Names with other invalid characters are
-// tolerated, as in iptables: no interface can have them. This includes "+": iptables treats a trailing "+" as a wildcard,
-// nftables does not.
+// parseInterface rejects names that exceed the kernel's maximum length. As in iptables, names with other invalid
+// characters are tolerated, although no interface can have them. This includes "+": iptables treats a trailing "+" as a
+// wildcard, but nftables does not.
 func parseInterface(text string) (string, error) {
 	if len(text) > 15 {
 		return "", fmt.Errorf("%q is not an interface name: use at most 15 characters", text)
@@ -165,7 +166,7 @@ func parseInterface(text string) (string, error) {
 	return text, nil
 }
 
-// parseID returns a parser for IDs of users or groups (kind). An ID is a number, or a name that find resolves.
+// parseID returns a parser for IDs of users or groups (kind). An ID is a number, or a name that find converts to one.
 func parseID(kind string, find func(string) (uint32, error)) func(string) (uint32, error) {
 	return func(text string) (uint32, error) {
 		if n, err := strconv.ParseUint(text, 10, 32); err == nil && n < 1<<32-1 {

@@ -6,8 +6,9 @@ import (
 	"sync"
 )
 
-// reasons maps each kind of rule to its purpose. The kind is a prefix of the rule's ID; the longest matching one is used.
-// Names in braces are replaced by values of the rule. Rules that are read from the kernel therefore have reasons too.
+// reasons maps each kind of rule to its purpose. The kind is a prefix of the rule's ID, and the longest matching prefix
+// applies. Names in braces are replaced by values of the rule. Because the ID is sufficient, rules that are read from
+// the kernel have reasons too.
 var reasons = map[string]string{
 	"hook/nat-virtual-":    "traffic that arrives from {in} is outbound traffic of a virtual machine in the pod",
 	"hook/nat-inbound":     "inbound TCP connections are checked",
@@ -85,8 +86,8 @@ const (
 	refusedReason     = "connections that would be captured are rejected, because the proxy does not support this address family"
 )
 
-// SetReasons sets the reason of each rule of a known kind. Compile calls it. Call it for rules that a back end read from
-// the kernel: the kernel does not store reasons.
+// SetReasons sets the reason of each rule of a known kind. Compile calls it. Callers that read rules from the kernel
+// must call it too, because the kernel does not store reasons.
 func SetReasons(rules *RuleSet) {
 	for _, c := range rules.Chains {
 		for i := range c.Rules {
@@ -110,13 +111,13 @@ func reasonOf(r *Rule) string {
 		return establishedReason
 	}
 	text := fillReason(reasons[kind], r)
-	if refusing { // the same conditions with a different verdict
+	if refusing { // the rule has the same conditions but another verdict
 		text = strings.NewReplacer("are captured", "are rejected", "is captured", "is rejected", "are redirected to the agent's resolver", "are rejected").Replace(text)
 	}
 	return text
 }
 
-// kindOfRule returns the longest key of reasons that is a prefix of the rule ID; "" if none is.
+// kindOfRule returns the longest key of reasons that is a prefix of the rule ID. It returns "" if there is none.
 func kindOfRule(id string) (kind string) {
 	for k := range reasons {
 		if strings.HasPrefix(id, k) && len(k) > len(kind) {

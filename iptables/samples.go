@@ -11,14 +11,14 @@ type sampler struct {
 	families Families
 	uids     []uint32
 	gids     []uint32
-	owners   []identity // an application, followed by owners that rules name
+	owners   []identity // an application, followed by the owners that rules name
 	cidrs    []netip.Prefix
 	sources  []netip.Prefix
 	ports    []PortRange
 	sports   []PortRange
 	out, in  []string
 	marks    []uint32
-	included []uint32 // captured groups: a process must be in one of them
+	included []uint32 // captured groups: only processes in one of them are captured
 	states   []State
 	packets  []Packet
 }
@@ -83,7 +83,7 @@ func merge[T comparable](to, more []T) []T {
 }
 
 // addIdentities adds an application, each user and group that a rule names, and a process outside all captured groups.
-// The proxy's users and groups are in separate identities, so that a packet matches the owner rule of only one.
+// The proxy's users and groups are separate identities, so that a packet matches the owner rule of only one of them.
 func (s *sampler) addIdentities() {
 	stranger := uint32(1000)
 	for slices.Contains(s.uids, stranger) || slices.Contains(s.gids, stranger) || slices.Contains(s.included, stranger) {
@@ -111,7 +111,7 @@ type target struct {
 	by   string
 }
 
-// The sample addresses of the namespace and of remote hosts, from the address blocks for documentation.
+// The sample addresses of the namespace and of remote hosts. They are from the address blocks for documentation.
 var (
 	sampleOwn    = map[Families]netip.Addr{IPv4: netip.MustParseAddr("192.0.2.5"), IPv6: netip.MustParseAddr("2001:db8::5")}
 	sampleRemote = map[Families]netip.Addr{IPv4: netip.MustParseAddr("198.51.100.7"), IPv6: netip.MustParseAddr("2001:db8:1::7")}
@@ -128,7 +128,7 @@ func (s *sampler) eachFamily(f func(Families)) {
 	}
 }
 
-// usualTargets returns the destinations that are combined with every owner and port.
+// usualTargets returns the destinations that are combined with every owner and every port.
 func usualTargets(f Families) []target {
 	return []target{{sampleRemote[f], sampleInterface}, {sampleOwn[f], loopback}, {sampleLocal[f], loopback}}
 }
@@ -205,7 +205,7 @@ func (s *sampler) inbound() {
 	s.eachFamily(func(f Families) {
 		for _, by := range merge([]string{sampleInterface}, s.in) {
 			if by == loopback {
-				continue // packets on lo are sent by the namespace itself
+				continue // the namespace itself sends packets on lo
 			}
 			s.eachPort(func(p uint16) { s.addInbound(f, by, TCP, sampleOwn[f], p) })
 			s.addInbound(f, by, UDP, sampleOwn[f], 53)
@@ -225,10 +225,10 @@ func (s *sampler) addInbound(f Families, by string, protocol Protocol, to netip.
 	return &s.packets[len(s.packets)-1]
 }
 
-// addUnusualPackets adds variants of the packets so far: from sources that rules name, with marks, and of other connection
-// states.
+// addUnusualPackets adds variants of the packets so far: with source addresses that rules name, with marks, and with
+// other connection states.
 func (s *sampler) addUnusualPackets() {
-	// To limit the number of packets, only the first six ports are used.
+	// Use only the first six ports, to limit the number of packets.
 	some := s.ports[:min(len(s.ports), 6)]
 	for _, p := range slices.Clone(s.packets) {
 		a := p.To.Addr()

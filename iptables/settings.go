@@ -10,9 +10,10 @@ import (
 	"strings"
 )
 
-// Setting is one option in its text form: a flag, an environment variable, or an entry of a saved configuration.
+// Setting is one option in text form. It is set by a flag, an environment variable, or an entry of a saved
+// configuration.
 type Setting struct {
-	Name      string   // flag name without dashes; the environment variable if NoFlag is set
+	Name      string   // name of the flag without dashes; if NoFlag is set, name of the environment variable
 	Shorthand string   // one-letter flag; "" if none
 	Env       []string // environment variables in order of precedence; the first one that is set is used
 	NoFlag    bool     // the option has no flag, only an environment variable
@@ -140,11 +141,11 @@ var settings = []Setting{
 		}},
 }
 
-// Settings returns a copy of the list of all options. Options that Istio has too have Istio's names.
+// Settings returns a copy of the list of all options. Options that also exist in Istio have the same names as there.
 func Settings() []Setting { return slices.Clone(settings) }
 
 // Set sets the named option to a value in text form. On a parse error, the options remain unchanged. Values that Istio
-// tolerates are not errors: Warnings reports how they are interpreted. Set does not check combinations of options;
+// tolerates are not errors. Warnings reports how they are interpreted. Set does not check combinations of options;
 // Normalize and Validate do.
 func (o *Options) Set(name, value string, names Names) error {
 	for i := range settings {
@@ -165,9 +166,9 @@ func (o *Options) Set(name, value string, names Names) error {
 	return fmt.Errorf("redirection has no option %q", name)
 }
 
-// IsTolerated reports whether an invalid value in an environment variable is ignored with a warning, as in Istio: those of
-// booleans, and of variables that Istio's command does not read and that may have another meaning, such as DNS_PORT for
-// the Service dns.
+// IsTolerated reports whether an invalid value in an environment variable is ignored with a warning. As in Istio, this
+// is so for booleans. It is also so for variables that Istio's command does not read, because they may have another
+// meaning, such as DNS_PORT for the Service dns.
 func (s *Setting) IsTolerated() bool {
 	return s.Boolean || s.Name == envResolver || s.Name == flagDNSPort
 }

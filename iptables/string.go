@@ -112,7 +112,7 @@ func (v *Verdict) String() string {
 	return string(v.Action)
 }
 
-// String lists the routing and the addresses that Apply adds to the namespace, in addition to rules.
+// String describes the routing, and the addresses that Apply adds to the namespace.
 func (r *Routing) String() string {
 	var b strings.Builder
 	if r.Mark != 0 {

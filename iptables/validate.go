@@ -7,10 +7,11 @@ import (
 	"slices"
 )
 
-// selfCallMark marks the proxy's connections to its own pod under TPROXY; Istio uses the same number.
+// selfCallMark is the mark of the proxy's connections to its own pod, if TPROXY is used. Istio uses the same number.
 const selfCallMark = 1338
 
-// maxOwnerGroups is Istio's limit: the groups become conditions of one rule.
+// maxOwnerGroups is the maximum number of groups. It is the same as in Istio, where all groups become conditions of one
+// rule.
 const maxOwnerGroups = 64
 
 // Validate checks the options and their combinations. It returns all errors joined; each names the option, its value and

@@ -1,5 +1,5 @@
 // Package backends selects the back end that installs rules in a network namespace: nftables if the kernel supports it,
-// else the host's iptables. After it installs rules with one back end, it removes our rules from the other.
+// else the host's iptables. After the installation with one back end, the package removes our rules from the other.
 package backends
 
 import (
@@ -27,7 +27,7 @@ const (
 	IPTablesNFT    Choice = "nft"
 )
 
-// ParseChoice parses Istio's settings: the value of --force-iptables-binary, and if --native-nftables is set.
+// ParseChoice parses Istio's settings: the value of --force-iptables-binary, and whether --native-nftables is set.
 func ParseChoice(forceBinary string, nativeNFTables bool) (Choice, error) {
 	switch c := Choice(forceBinary); {
 	case c != Auto && c != IPTablesLegacy && c != IPTablesNFT:
@@ -49,7 +49,7 @@ type Config struct {
 	Choice Choice
 	// Logger logs the selection of the back end and its reason; nil discards the log.
 	Logger *slog.Logger
-	// Inject is for tests. It is called before each step of a change; if it returns an error, the step fails.
+	// Inject is for tests. It is called before each step of a change. If it returns an error, the step fails.
 	Inject func(step string) error
 }
 
@@ -58,13 +58,13 @@ type Backend struct {
 	cfg       Config
 	routes    *route.Routes
 	nft       *nft.Backend
-	rulesOnly *nft.Backend // does not read or change routing
+	rulesOnly *nft.Backend // neither reads nor changes routing
 	used      iptables.Backend
 }
 
 var _ iptables.Backend = (*Backend)(nil)
 
-// New returns the back end of a namespace. It searches for iptables programs only when they are needed.
+// New returns the back end of a namespace. It searches for iptables programs only when it needs them.
 func New(cfg Config) (*Backend, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -78,7 +78,7 @@ func New(cfg Config) (*Backend, error) {
 	return b, err
 }
 
-// lockedBackend is a Backend while the namespace lock is held.
+// lockedBackend is a Backend that holds the namespace lock.
 type lockedBackend struct {
 	*Backend
 	*namespace.Lock
@@ -96,7 +96,8 @@ func (b *Backend) acquire(ctx context.Context) (*lockedBackend, error) {
 	return t, nil
 }
 
-// Name returns the name of the back end that was used last. Before the first use, it returns the one that is tried first.
+// Name returns the name of the back end that was used last. Before the first use, it returns the name of the one that
+// is tried first.
 func (b *Backend) Name() string {
 	switch {
 	case b.used != nil:
@@ -109,9 +110,9 @@ func (b *Backend) Name() string {
 	return "iptables-" + string(b.cfg.Choice)
 }
 
-// Apply installs the rules, and then removes our rules from the other back end. While both have rules, a packet is captured
-// by the first rule that matches. Apply holds the namespace lock all the time. Without it, two processes that use different
-// back ends could remove each other's new rules.
+// Apply installs the rules, and then removes our rules from the other back end. While both have rules, a packet is
+// captured by the first rule that matches. Apply holds the namespace lock during the whole change. Without it, two
+// processes that use different back ends could remove each other's new rules.
 func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 	t, err := b.acquire(ctx)
 	if err != nil {
@@ -174,7 +175,7 @@ func (b *lockedBackend) applyIPTables(ctx context.Context, rules *iptables.RuleS
 	return nil
 }
 
-// restoreState reinstalls the rules that a back end had before.
+// restoreState installs the rules again that a back end had before.
 func restoreState(ctx context.Context, b iptables.Backend, before *iptables.Installed) error {
 	if before.Rules == nil {
 		return b.Clean(ctx)
@@ -192,7 +193,7 @@ func flavourOf(c Choice) xtables.Flavour {
 	return ""
 }
 
-// Read returns the installed rules, whichever back end installed them.
+// Read returns the installed rules of either back end.
 func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 	t, err := b.acquire(ctx)
 	if err != nil {
@@ -205,7 +206,8 @@ func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 	}
 	hasIPTables := t.hasIPTables
 	if in != nil && in.Rules != nil {
-		hasIPTables = t.hasReadableIPTables // our rules were already found in nftables
+		// Our rules were already found in nftables, so unreadable tables of iptables-legacy only cause a warning.
+		hasIPTables = t.hasReadableIPTables
 	}
 	there, err := hasIPTables(ctx)
 	if err != nil {
@@ -253,7 +255,7 @@ func (b *Backend) Clean(ctx context.Context) error {
 		return err
 	}
 	defer t.Release()
-	there, err := t.hasReadableIPTables(ctx) // query first: after a removal, the kernel's reply is delayed
+	there, err := t.hasReadableIPTables(ctx) // query first, because the kernel's reply is delayed after a removal
 	if err != nil {
 		return err
 	}
@@ -270,8 +272,7 @@ func (b *Backend) Clean(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Heal removes our routing if none of our rules is installed. A process that is killed during Apply can leave such routing
-// behind.
+// Heal removes our routing if none of our rules is installed. Such routing remains if a process is killed during Apply.
 func (b *Backend) Heal(ctx context.Context) error {
 	t, err := b.acquire(ctx)
 	if err != nil {
@@ -310,8 +311,8 @@ func (b *lockedBackend) hasIPTables(ctx context.Context) (bool, error) {
 	return xtables.HasLegacyChains(ctx, b.cfg.NetNS)
 }
 
-// hasReadableIPTables is like hasIPTables, but only logs a warning if no installed program can read the legacy tables. These
-// usually belong to other programs, and must not prevent a change of the nftables rules.
+// hasReadableIPTables is like hasIPTables. If no installed program can read the legacy tables, however, it only logs a
+// warning. These tables usually belong to other programs, and must not prevent a change of the nftables rules.
 func (b *lockedBackend) hasReadableIPTables(ctx context.Context) (bool, error) {
 	found, err := b.hasIPTables(ctx)
 	if errors.Is(err, xtables.ErrNoLegacySave) {

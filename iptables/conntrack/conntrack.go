@@ -1,6 +1,6 @@
-// Package conntrack deletes conntrack entries that contain NAT decisions of previous rules. The kernel decides about NAT
-// once per connection. It retains a TCP entry for seconds to minutes after the connection is closed. A new connection
-// with the same addresses and ports can match it. The kernel retains a UDP entry as long as packets arrive.
+// Package conntrack deletes conntrack entries that contain NAT decisions of previous rules. The kernel decides about
+// NAT once per connection. After a TCP connection is closed, its entry remains for seconds to minutes. A new connection
+// with the same addresses and ports can match it. A UDP entry remains as long as packets arrive.
 package conntrack
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Stale selects the entries to delete.
+// Stale specifies which entries to delete.
 type Stale struct {
 	// Ended selects entries of TCP connections that were closed or aborted. A new connection with the same addresses and
 	// ports could match such an entry.

@@ -40,8 +40,9 @@ const (
 // deleteAtOnce is the maximum number of deletions in one datagram.
 const deleteAtOnce = 256
 
-// DeleteStale deletes the stale entries in the network namespace with the file descriptor netns; 0 or less selects the
-// calling thread's. If the kernel does not have the module nf_conntrack_netlink, DeleteStale does nothing.
+// DeleteStale deletes the stale entries in the network namespace with the file descriptor netns. A netns of 0 or less
+// is the namespace of the calling thread. If the kernel does not have the module nf_conntrack_netlink, DeleteStale does
+// nothing.
 func DeleteStale(netns int, stale Stale) error {
 	if !stale.Any() {
 		return nil
@@ -54,7 +55,7 @@ func DeleteStale(netns int, stale Stale) error {
 	if err != nil {
 		return fmt.Errorf("opening a netlink socket for conntrack: %w", err)
 	}
-	// Close the socket in the background: the kernel may block close until no processor uses removed rules.
+	// Close the socket in the background, because close may block until no processor uses removed rules.
 	defer func() { go func() { _ = s.Close() }() }()
 	return DeleteStaleWith(s, stale)
 }
@@ -81,14 +82,14 @@ func DeleteStaleWith(s *nlsocket.Socket, stale Stale) error {
 	return remove(s, flows, stale)
 }
 
-// attempts is the maximum number of attempts to list the entries without an interruption by a change.
+// attempts is the maximum number of attempts to list the entries. A change of the entries interrupts an attempt.
 const attempts = 10
 
-// anyFamily is struct nfgenmsg.
+// anyFamily is the header struct nfgenmsg of a request for all address families.
 var anyFamily = []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}
 
-// tracksAny reports whether the namespace has conntrack entries. The check can save a dump: the kernel stores the entries of
-// all namespaces in one table, so even an empty dump needs 5 ms.
+// tracksAny reports whether the namespace has conntrack entries. If it has none, a dump is not necessary. The kernel
+// stores the entries of all namespaces in one table, so even an empty dump takes 5 ms.
 func tracksAny(s *nlsocket.Socket) (bool, error) {
 	answer, err := s.Get(unix.NFNL_SUBSYS_CTNETLINK<<8|ipctnlStats, anyFamily)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {

@@ -10,8 +10,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/nlsocket"
 )
 
-// Lock is the lock of a namespace. It also holds netlink sockets in the namespace, which its users share. It is not safe for
-// concurrent use.
+// Lock is the lock of a namespace. It also has netlink sockets in the namespace, which its users share. It is not safe
+// for concurrent use.
 type Lock struct {
 	lock    int
 	held    *os.File // a duplicate of the lock for child processes
@@ -24,8 +24,9 @@ type socket struct {
 	leave   bool // Release closes the socket in the background
 }
 
-// Acquire acquires the lock of the namespace with the file descriptor fd; 0 or less selects the calling thread's. After
-// LockTimeout it returns a Lock that is not exclusive. The lock is released by Release, or when the process exits.
+// Acquire acquires the lock of the namespace with the file descriptor fd; 0 or less selects the calling thread's. If
+// LockTimeout has passed, it returns a Lock without having locked the namespace. Release releases the lock, and so does
+// the kernel when the process exits.
 func Acquire(ctx context.Context, fd int) (*Lock, error) {
 	t := &Lock{lock: -1, sockets: map[int]socket{}}
 	err := t.acquire(ctx, fd)
@@ -62,8 +63,8 @@ func (t *Lock) Socket(protocol int) (*nlsocket.Socket, error) {
 	return s.Socket, s.failure
 }
 
-// File returns a file for child processes to inherit. If this process is killed, the lock is released only after such a
-// child exits. File returns nil if the lock cannot be duplicated.
+// File returns a file that child processes inherit. If this process is killed, the lock is then released only after
+// such a child has exited. File returns nil if the lock cannot be duplicated.
 func (t *Lock) File() *os.File {
 	if t.held == nil {
 		if fd, err := unix.FcntlInt(uintptr(t.lock), unix.F_DUPFD_CLOEXEC, 0); err == nil {

@@ -23,8 +23,8 @@ func Do(fd int, f func() error) error {
 		return doOnThread(fd, f)
 	}
 	defer unix.Close(home)
-	// If the thread may enter its current namespace again, it can return to it later. Otherwise it has no privileges over
-	// that namespace: the process joined a user namespace, but none of its network namespaces.
+	// If the thread may enter its current namespace, it can return there later. Otherwise the thread has no privileges
+	// over that namespace: the process joined a user namespace, but none of the network namespaces that belong to it.
 	if unix.Setns(home, unix.CLONE_NEWNET) != nil {
 		return doOnThread(fd, f)
 	}
@@ -66,12 +66,12 @@ func doOnThread(fd int, f func() error) error {
 	})
 }
 
-// OnThread calls f on a thread that exits when f returns, so that f may change attributes of the thread. It is never the
-// process's main thread: that cannot exit, and represents the process in /proc.
+// OnThread calls f on a thread that exits when f returns, so that f may change attributes of the thread. That thread is
+// never the process's main thread, because the main thread cannot exit and represents the process in /proc.
 func OnThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // never unlocked, so that the thread exits with the goroutine
+		runtime.LockOSThread() // never unlocked, so that the thread exits together with the goroutine
 		if unix.Gettid() == unix.Getpid() {
 			defer runtime.UnlockOSThread()
 			done <- OnThread(f) // uses another thread, because this goroutine occupies the main thread
@@ -82,9 +82,9 @@ func OnThread(f func() error) error {
 	return <-done
 }
 
-// returnTo moves the thread back to its namespace. Do has checked the permission, so this can fail only for lack of memory.
-// On failure, the program panics in a new goroutine, so that a caller cannot recover: it must not continue in the wrong
-// namespace.
+// returnTo moves the thread back to its namespace. Do has checked the permission, so this fails only if memory is
+// exhausted. On failure, the program panics in a new goroutine, where no caller can recover: the program must not
+// continue in the wrong namespace.
 func returnTo(home int) {
 	err := unix.Setns(home, unix.CLONE_NEWNET)
 	for end := time.Now().Add(LockTimeout); errors.Is(err, unix.ENOMEM) && time.Now().Before(end); {
@@ -106,7 +106,7 @@ func tryLock(socket int) (free bool, err error) {
 	return err == nil, err
 }
 
-// waitForLock retries tryLock until it succeeds, or until LockTimeout.
+// waitForLock repeats tryLock until it succeeds or LockTimeout has passed.
 func waitForLock(ctx context.Context, socket int) error {
 	end := time.NewTimer(LockTimeout)
 	defer end.Stop()

@@ -12,14 +12,14 @@ import (
 
 // The headers of netlink attributes use the machine's byte order. Numbers in attributes of nftables are big-endian.
 
-// writer encodes netlink attributes. A nested attribute is opened and closed explicitly, because its size is known only when
-// its content is complete.
+// writer encodes netlink attributes. The caller opens and closes a nested attribute, because its size is known only
+// when its content is complete.
 type writer struct {
 	out     []byte
 	failure error // first error of the nftables library
 }
 
-// grow appends n bytes and returns them. The caller must set all of them, because they can contain old data.
+// grow appends n bytes and returns them. The caller must set all of them, because they may contain old data.
 func (w *writer) grow(n int) []byte {
 	at := len(w.out)
 	if at+n > cap(w.out) {
@@ -72,7 +72,7 @@ func text(kind uint16, s string) []byte {
 	return w.out
 }
 
-// attributes is a decoded list of attributes, without nested ones.
+// attributes is a decoded list of attributes. Nested attributes in it are not decoded.
 type attributes []struct {
 	kind uint16
 	data []byte

@@ -13,11 +13,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/route"
 )
 
-// Backend is the nftables back end of one namespace. Between calls, it does not hold open sockets or files.
+// Backend is the nftables back end of one namespace. Between calls, it has no open sockets or files.
 type Backend struct {
 	cfg    Config
 	routes *route.Routes
-	turn   *namespace.Lock // held by the caller; nil if each call acquires the lock
+	turn   *namespace.Lock // lock of the caller; nil if each call acquires the lock
 }
 
 // New returns the back end of a namespace.
@@ -28,14 +28,14 @@ func New(cfg Config) (*Backend, error) {
 // Name returns "nftables".
 func (*Backend) Name() string { return Name }
 
-// WithLock returns a back end that uses a namespace lock that the caller holds.
+// WithLock returns a back end that uses the namespace lock t, which the caller holds.
 func (b *Backend) WithLock(t *namespace.Lock) *Backend {
 	in := *b
 	in.turn, in.routes = t, b.routes.WithLock(t)
 	return &in
 }
 
-// withLock calls f while the namespace lock is held.
+// withLock calls f with the namespace lock.
 func (b *Backend) withLock(ctx context.Context, f func(*Backend, *conn) error) error {
 	if b.turn == nil {
 		t, err := namespace.Acquire(ctx, b.cfg.NetNS)
@@ -52,8 +52,8 @@ func (b *Backend) withLock(ctx context.Context, f func(*Backend, *conn) error) e
 	return f(b, c)
 }
 
-// Apply replaces the installed rules. Required routing is added before the rules that use it; obsolete routing is
-// removed after them.
+// Apply replaces the installed rules. It adds required routing before it installs the rules, and removes obsolete
+// routing afterwards.
 func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 	rules = iptables.Canonical(rules)
 	if rules == nil {
@@ -87,7 +87,7 @@ func (b *Backend) replace(c *conn, rules *iptables.RuleSet) (before *iptables.Ru
 	})
 }
 
-// restore reinstalls the rules that replace returned.
+// restore installs the rules again that replace returned.
 func (b *Backend) restore(c *conn, before *iptables.RuleSet) error {
 	err := b.transact(c, "restore the rules", func(old *state) (*batch, error) {
 		next := newBatch(old.generation)
@@ -105,8 +105,8 @@ func (b *Backend) restore(c *conn, before *iptables.RuleSet) error {
 	return nil
 }
 
-// transact reads the current state, builds a batch from it and commits the batch. If another process has changed rules in
-// between, it tries again.
+// transact reads the current state, builds a batch from it and commits the batch. If another process has changed rules
+// in between, it repeats this.
 func (b *Backend) transact(c *conn, step string, make func(*state) (*batch, error)) error {
 	for range maxAttempts {
 		old, err := c.readState(true)
@@ -123,8 +123,8 @@ func (b *Backend) transact(c *conn, step string, make func(*state) (*batch, erro
 			}
 		}
 		if old.exists {
-			// After a removal, the kernel blocks the close of the socket for 10 ms and more, until no processor uses the
-			// removed objects. Therefore it is closed in the background.
+			// After a removal, the kernel blocks the close of the socket for 10 ms and more, until no processor uses
+			// the removed objects. The socket is therefore closed in the background.
 			c.turn.CloseLater(unix.NETLINK_NETFILTER)
 		}
 		if err := c.commit(next); !errors.Is(err, unix.ERESTART) {

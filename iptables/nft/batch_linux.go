@@ -21,18 +21,18 @@ type batch struct {
 	body  writer // expressions of the current rule
 }
 
-// part describes the object of a message, for errors: kind and name, such as "rule" and "outbound/all".
+// part identifies the object of a message in errors, by kind and name, such as "rule" and "outbound/all".
 type part struct{ what, name string }
 
-// Initial capacities: bytes and messages of a batch, and bytes of a rule. They suffice for most batches.
+// Initial capacities: bytes and messages of a batch, and bytes of a rule. They are sufficient for most batches.
 const (
 	usualBytes = 16 << 10
 	usualParts = 64
 	usualRule  = 1 << 10
 )
 
-// newBatch starts a transaction. The kernel rejects it if generation is not the current generation of the rules. With 0, the
-// kernel accepts any generation.
+// newBatch starts a transaction. The kernel rejects it if generation is not the current generation of the rules. For 0,
+// the kernel accepts any generation.
 func newBatch(generation uint32) *batch {
 	b := &batch{writer: writer{out: make([]byte, 0, usualBytes)}, parts: make([]part, 0, usualParts), body: writer{out: make([]byte, 0, usualRule)}}
 	at := b.begin(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
@@ -58,8 +58,8 @@ func (b *batch) message(kind, flags uint16, about part) (at int) {
 	return b.begin(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, unix.NFPROTO_INET, 0)
 }
 
-// finish completes the datagram, and numbers its messages from first. Only the last message requests an ACK, which confirms
-// the whole transaction.
+// finish completes the datagram. It numbers the messages, starting with first. Only the last message requests an ACK,
+// which confirms the whole transaction.
 func (b *batch) finish(first uint32) []byte {
 	b.end(b.begin(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES))
 	left := b.out
@@ -74,14 +74,15 @@ func (b *batch) finish(first uint32) []byte {
 	return b.out
 }
 
-// replace adds messages that change the table from its current state to the rule set. It flushes and refills existing base
-// chains, and does not recreate them. A packet then evaluates either the old or the new rules of a chain. If a base chain
-// were recreated, a packet could evaluate both.
+// replace adds messages that change the table from its current state to the rule set. It flushes and refills existing
+// base chains instead of recreating them. A packet then traverses either the old or the new rules of a chain. If a base
+// chain were recreated, a packet could traverse both.
 func (b *batch) replace(rules *iptables.RuleSet, old *state) error {
 	if err := checkChains(rules); err != nil {
 		return err
 	}
-	if old.flags != 0 { // recreate a dormant table: the kernel did not evaluate its rules, so no packet newly bypasses rules
+	// Recreate a dormant table: the kernel did not evaluate its rules, so the new table does not open a gap.
+	if old.flags != 0 {
 		b.remove()
 		old = &state{}
 	}
@@ -145,7 +146,7 @@ func (b *batch) remove() {
 // nfAccept is NF_ACCEPT of linux/netfilter.h: the accept policy of a base chain.
 const nfAccept = 1
 
-// chain adds a chain. It is a base chain if of.kind is set.
+// chain adds a chain. If of.kind is set, it is a base chain.
 func (b *batch) chain(name string, of base) {
 	at := b.message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, part{"chain", name})
 	defer b.end(at)
@@ -181,7 +182,7 @@ func (b *batch) fill(rules *iptables.RuleSet, c iptables.Chain) error {
 	return nil
 }
 
-// ruleOf adds a rule of the model. The rule must be in canonical form.
+// ruleOf adds a rule of the model, which must be in canonical form.
 func (b *batch) ruleOf(chain string, table iptables.Table, r iptables.Rule) error {
 	if len(r.ID) > maxComment {
 		return fmt.Errorf("its ID is longer than %d characters", maxComment)
@@ -200,7 +201,7 @@ func (b *batch) ruleOf(chain string, table iptables.Table, r iptables.Rule) erro
 	return nil
 }
 
-// expressions writes the expressions of a rule. The sets that they refer to are added to the batch before the rule.
+// expressions writes the expressions of a rule. It adds sets to which they refer to the batch, before the rule.
 func (b *batch) expressions(table iptables.Table, r iptables.Rule, v iptables.Verdict) error {
 	b.body.restart()
 	c := conditions{&b.body, b}

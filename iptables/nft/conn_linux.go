@@ -14,9 +14,9 @@ import (
 )
 
 // This package encodes and decodes netlink messages itself, and uses google/nftables only for expressions. The Conn of
-// google/nftables has three defects. When it reads rules, it omits unknown expressions (such as tproxy and socket), so a
-// damaged rule could appear correct. It cannot make the kernel reject a batch after a concurrent change. Its errors do not
-// name the rule.
+// google/nftables has three defects. When it reads rules, it omits expressions that it does not know (such as tproxy
+// and socket), so a damaged rule could seem correct. It cannot make the kernel reject a batch after a concurrent
+// change. Its errors do not identify the rule.
 
 // message is a netlink request to nftables.
 type message struct {
@@ -89,7 +89,9 @@ func (c *conn) commit(b *batch) error {
 					about := b.parts[r.Sequence-first-1]
 					what = about.what + " " + about.name
 				}
-				if errno == unix.ENOENT { // the missing object is an expression or a chain type, because all other objects that a batch refers to exist
+				// The missing object is an expression or a chain type, because all other objects exist to which a batch
+				// refers.
+				if errno == unix.ENOENT {
 					return describedKey(what, fmt.Errorf("%w: %w", ErrUnsupported, errno))
 				}
 				return describedKey(what, explain(errno))
@@ -128,7 +130,8 @@ func (c *conn) get(m message) (attributes, error) {
 	return bodyOf(reply), explainErrno(err)
 }
 
-// explainErrno adds the remedy to a kernel error, except to ENOENT, which some callers do not treat as an error.
+// explainErrno adds the remedy to an error of the kernel. It does not add one to ENOENT, because some callers do not
+// treat it as an error.
 func explainErrno(err error) error {
 	if errno, is := err.(syscall.Errno); is && errno != unix.ENOENT {
 		return explain(errno)

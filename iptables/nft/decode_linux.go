@@ -53,12 +53,12 @@ func (k kernelChain) describe() string {
 	return fmt.Sprintf("type %s, hook %d, priority %d, policy %s", k.base.kind, k.base.hook, k.base.priority, policy)
 }
 
-// hasFamilyGuard reports whether the chain can start with a rule that selects the address family: it is one of our base
-// chains.
+// hasFamilyGuard reports whether the chain may begin with a rule that selects the address family. It may if it is one
+// of our base chains.
 func (k kernelChain) hasFamilyGuard() bool { return k.base != nil && modelChain(k.name).Hook != "" }
 
-// familiesOf returns the address families of the rule set. In a rule set for one family, every base chain starts with a rule
-// that accepts the other family.
+// familiesOf returns the address families of the rule set. In a rule set for one family, every base chain begins with a
+// rule that accepts packets of the other family.
 func familiesOf(s *state) iptables.Families {
 	found := iptables.Families(0)
 	for _, k := range s.chains {
@@ -80,8 +80,8 @@ func familiesOf(s *state) iptables.Families {
 	return found
 }
 
-// guardedFamily returns the address family that the first rule of a base chain does not accept, so that the following rules
-// apply to it.
+// guardedFamily returns the address family of packets that the first rule of a base chain does not accept. The
+// following rules apply to this family.
 func guardedFamily(r kernelRule) iptables.Families {
 	if r.comment == familiesID && len(r.exprs) == 3 {
 		var load expr.Meta
@@ -104,7 +104,7 @@ func familyOfNumber(n byte) iptables.Families {
 	return iptables.BothFamilies
 }
 
-// decodeChain decodes a chain's rules, except the one that selects the address family.
+// decodeChain decodes a chain's rules. It omits the rule that selects the address family.
 func decodeChain(s *state, k kernelChain, families iptables.Families) (rules []iptables.Rule, strange []string) {
 	list := k.rules
 	if k.hasFamilyGuard() && families != iptables.BothFamilies {
@@ -242,7 +242,7 @@ func (d *decoder) immediate(e kernelExpr) error {
 	return nil
 }
 
-// verdictOf decodes a verdict. It does not use the library, which does not check the length of the data.
+// verdictOf decodes a verdict. It does not use the library's function, which does not check the length of the data.
 func verdictOf(e kernelExpr) (v expr.Verdict, ok bool) {
 	if e.name != "immediate" {
 		return v, false
@@ -287,7 +287,7 @@ func (d *decoder) setVerdict(v iptables.Verdict) error {
 	return nil
 }
 
-// constant returns the number that was loaded into the register.
+// constant returns the constant number in the register.
 func (d *decoder) constant(size int) ([]byte, bool) {
 	x, ok := d.register.(*expr.Immediate)
 	if !ok || len(x.Data) < size || d.mask != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/iprange"
 )
 
-// compare decodes an expression that compares the register.
+// compare decodes an expression that compares the value in the register.
 func (d *decoder) compare(e kernelExpr) error {
 	if d.verdict.Action != "" {
 		return fmt.Errorf("a condition after %s", d.verdict.Action)
@@ -34,7 +34,8 @@ func (d *decoder) compare(e kernelExpr) error {
 	return errWords
 }
 
-// values returns the values with which the expression compares the register. not reports a negated comparison.
+// values returns the values with which the expression compares the register. not reports whether the comparison is
+// negated.
 func (d *decoder) values(e kernelExpr) (values []interval, not bool, err error) {
 	switch e.name {
 	case "cmp":
@@ -62,8 +63,8 @@ func (d *decoder) values(e kernelExpr) (values []interval, not bool, err error) 
 	return values, x.Invert, err
 }
 
-// intervals returns the elements of a set as intervals. The kernel lists elements unsorted. The end element of an interval
-// is the first value after it.
+// intervals returns the elements of a set as intervals. The kernel lists elements unsorted. The end element of an
+// interval is the first value after the interval.
 func (s kernelSet) intervals() ([]interval, error) {
 	const known = unix.NFT_SET_ANONYMOUS | unix.NFT_SET_CONSTANT | unix.NFT_SET_INTERVAL
 	if s.flags&^known != 0 || len(s.elements) == 0 {
@@ -82,12 +83,12 @@ func (s kernelSet) intervals() ([]interval, error) {
 			out[len(out)-1].last, open = predecessor(e.value), false
 		case !e.end:
 			out, open = append(out, interval{e.value, bytes.Repeat([]byte{0xff}, len(e.value))}), true
-		} // ignore an end without a start: some kernels add one with value zero
+		} // ignore an end without a start, because some kernels add one with value zero
 	}
 	return out, nil
 }
 
-// singleValue returns the value if the list has exactly one. Otherwise it returns false.
+// singleValue returns the value if the list contains exactly one. Otherwise it returns false.
 func singleValue(values []interval) ([]byte, bool) {
 	if len(values) != 1 || !values[0].isSingle() {
 		return nil, false

@@ -22,13 +22,13 @@ var stateBits = map[iptables.State]uint32{
 	iptables.Related: expr.CtStateBitRELATED, iptables.New: expr.CtStateBitNEW,
 }
 
-// conditions encodes a match in canonical form as expressions of a rule.
+// conditions encodes a match, which is in canonical form, as expressions of a rule.
 type conditions struct {
 	*writer
 	batch *batch
 }
 
-// compare adds a comparison of register 1 with the data. If it does not hold, the kernel skips the rest of the rule.
+// compare adds a comparison of register 1 with the data. If the result is false, the kernel skips the rest of the rule.
 func (c *conditions) compare(op expr.CmpOp, data []byte) {
 	c.addExpression(&expr.Cmp{Op: op, Register: 1, Data: data})
 }
@@ -43,7 +43,7 @@ func equal(not bool) expr.CmpOp {
 	return expr.CmpOpEq
 }
 
-// match adds the conditions. Those that the kernel evaluates fastest are first.
+// match adds the conditions. The conditions that the kernel evaluates fastest are first.
 func (c *conditions) match(m iptables.Match) error {
 	if err := c.family(m); err != nil {
 		return err

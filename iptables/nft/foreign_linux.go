@@ -14,8 +14,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Foreign returns the base chains of other programs, including iptables-nft, that packets of the namespace traverse. It also
-// returns the destinations that their rules match, because only test packets to these destinations show the effect of such
+// Foreign returns the base chains of other programs, including iptables-nft, that packets of the namespace traverse. It
+// also returns the destinations that their rules match. Only test packets to these destinations show the effect of such
 // rules.
 func (b *Backend) Foreign(ctx context.Context) (all []iptables.ForeignChain, err error) {
 	err = b.withLock(ctx, func(_ *Backend, c *conn) error {
@@ -91,7 +91,7 @@ func familyByte(data []byte) byte {
 	return data[0]
 }
 
-// isForeignTable reports whether the table is not ours and its family can affect connections.
+// isForeignTable reports whether the table is not ours, and is of a family that can affect connections.
 func isForeignTable(at owner) bool {
 	return slices.Contains([]byte{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6, unix.NFPROTO_INET}, at.family) &&
 		(at.family != unix.NFPROTO_INET || at.table != Table && !strings.HasPrefix(at.table, Table+"_"))
@@ -143,8 +143,8 @@ func isPort(p expr.Payload) bool {
 	return p.Base == expr.PayloadBaseTransportHeader && p.Offset == 2 && p.Len == 2
 }
 
-// destination returns the address in a comparison of the destination address. nft compares only the leading bytes if the
-// prefix length is a multiple of 8; the missing bytes are then zero.
+// destination returns the address in a comparison of the destination address. If the prefix length is a multiple of 8,
+// nft compares only the leading bytes. The other bytes are then zero.
 func destination(p expr.Payload, value []byte) (a netip.Addr, ok bool) {
 	size := map[uint32]int{16: 4, 24: 16}[p.Offset]
 	if p.Base != expr.PayloadBaseNetworkHeader || len(value) == 0 || len(value) > size {
@@ -158,7 +158,8 @@ func portOfMatch(e kernelExpr) []uint16 {
 	return iptables.PortsOfExtension(a.text(unix.NFTA_MATCH_NAME), a.get(unix.NFTA_MATCH_INFO))
 }
 
-// comparedValues returns values that a condition matches: the first value of a range, and up to maxSetElements of a set.
+// comparedValues returns some of the values that a condition matches: the first value of a range, or up to
+// maxSetElements elements of a set.
 func (c *conn) comparedValues(at owner, e kernelExpr) (values [][]byte) {
 	switch e.name {
 	case "cmp":
@@ -184,7 +185,7 @@ func (c *conn) comparedValues(at owner, e kernelExpr) (values [][]byte) {
 	return values[:min(len(values), maxSetElements)]
 }
 
-// maxSetElements is the maximum number of elements of another program's set that are tested.
+// maxSetElements is the maximum number of elements that are tested of another program's set.
 const maxSetElements = 8
 
 func combine(ports []uint16, addresses []netip.Addr) (all []iptables.NamedDestination) {

@@ -10,8 +10,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/nlsocket"
 )
 
-// ChainsOfIPTables returns the chains with one of the prefixes in the tables of iptables-nft and ip6tables-nft. It reads them
-// over netlink: most namespaces do not have such chains, and then need not run these programs.
+// ChainsOfIPTables returns the chains with one of the prefixes in the tables of iptables-nft and ip6tables-nft. It
+// reads them over netlink instead of running these programs, because most namespaces have no such chains.
 func (b *Backend) ChainsOfIPTables(ctx context.Context, prefixes ...string) ([]string, error) {
 	var replies []nlsocket.Reply
 	err := b.withLock(ctx, func(_ *Backend, c *conn) (err error) {

@@ -9,13 +9,13 @@ import (
 )
 
 const (
-	// Comments of kernel rules that are not in the model.
+	// Texts in comments of those kernel rules that are not in the model.
 	familiesID = "pilotfish/families"      // comment of the rule that accepts families to which the rule set does not apply
 	dropSuffix = " (nobody listens)"       // appended to the ID of the second rule of TPROXY
-	maxComment = 128 - len(dropSuffix) - 1 // nft's limit, less the suffix and a zero byte
+	maxComment = 128 - len(dropSuffix) - 1 // the maximum length in nft, less the suffix and a zero byte
 )
 
-// base holds the properties of a base chain: type, hook and priority. The numbers are those of linux/netfilter.h and
+// base contains the properties of a base chain: type, hook and priority. The numbers are from linux/netfilter.h and
 // linux/netfilter_ipv4.h.
 type base struct {
 	kind     string

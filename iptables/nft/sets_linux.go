@@ -31,7 +31,8 @@ var (
 // interval is a range of values, inclusive.
 type interval struct{ first, last []byte }
 
-// list is a condition: the value in register 1 must be one of the values or, if negated, none of them.
+// list is a condition on the value in register 1: it must be one of the values or, if the list is negated, none of
+// them.
 type list struct {
 	key    key
 	values []interval // sorted and not adjacent
@@ -83,8 +84,8 @@ func (c *conditions) matchList(l list) {
 	}
 }
 
-// matchIDs adds a comparison of register 1 with IDs, matchPorts with ports, and matchAddresses with addresses. A single value
-// is compared directly, without a list, because it is the most common case.
+// matchIDs adds a comparison of register 1 with IDs, matchPorts with ports, and matchAddresses with addresses. If there
+// is a single value, they add a direct comparison without a list. This is the most common case.
 func (c *conditions) matchIDs(k key, ids []uint32, not bool) {
 	if len(ids) > 1 {
 		c.matchList(idList(k, ids, not))
@@ -140,7 +141,7 @@ func (b *batch) set(l list) uint32 {
 			elements = append(elements, kernelElement{value: end, end: true})
 		}
 	}
-	order := uint32(2) // nft's number for big-endian; nft needs the byte order to print the elements correctly
+	order := uint32(2) // nft's number for big-endian; nft needs it to print the elements correctly
 	if l.key.host {
 		order = 1
 	}

@@ -57,7 +57,8 @@ func (s *state) chain(name string) *kernelChain {
 	return nil
 }
 
-// maxAttempts is the maximum number of attempts to read the state while other processes change rules of the namespace.
+// maxAttempts is the maximum number of attempts to read the state. An attempt fails if another process changes rules of
+// the namespace meanwhile.
 const maxAttempts = 20
 
 // readState reads a consistent snapshot of our table.
@@ -205,7 +206,7 @@ func (c *conn) readElements(set string) ([]kernelElement, error) {
 	return c.elementsOf(unix.NFPROTO_INET, Table, set)
 }
 
-// elementsOf returns the elements of a set of a table, which may be of another program.
+// elementsOf returns the elements of a set. The table may belong to another program.
 func (c *conn) elementsOf(family int, table, set string) ([]kernelElement, error) {
 	replies, err := c.request(message{kind: unix.NFT_MSG_GETSETELEM, flags: unix.NLM_F_DUMP, family: family, body: append(
 		text(unix.NFTA_SET_ELEM_LIST_TABLE, table), text(unix.NFTA_SET_ELEM_LIST_SET, set)...)})

@@ -9,8 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Text returns the rule set in the syntax of nft. `nft -f` with this text installs the same rules as Apply, but not the
-// routing.
+// Text returns the rule set in nft's syntax. `nft -f` with this text installs the same rules as Apply. It does not
+// install the routing.
 func Text(rules *iptables.RuleSet) (string, error) {
 	if err := checkChains(rules); err != nil {
 		return "", err

@@ -18,8 +18,8 @@ type Socket struct {
 	deadline time.Time // deadline of the current request
 }
 
-// requestTimeout is the timeout of one request. The time between requests, in which the caller may run programs, does not
-// count.
+// requestTimeout is the timeout of one request. It does not include the time between requests, in which the caller may
+// run programs.
 const requestTimeout = 10 * time.Second
 
 // maxDatagram is the maximum size of a datagram from the kernel. For dumps, the kernel uses 32 KiB (net/netlink/af_netlink.c).
@@ -38,7 +38,8 @@ func Dial(protocol int, limit time.Time) (*Socket, error) {
 	s := &Socket{fd: fd, limit: limit}
 	s.resetDeadline()
 	left := unix.NsecToTimeval(max(time.Until(s.deadline), time.Millisecond).Nanoseconds())
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &left); err != nil { // sending to the kernel never blocks
+	// A send to the kernel never blocks, so it needs no timeout.
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &left); err != nil {
 		_ = unix.Close(fd)
 		return nil, err
 	}
@@ -72,8 +73,8 @@ func (s *Socket) ReserveSequence(n uint32) (first uint32) {
 	return first
 }
 
-// SetBuffers sets the sizes of the send and receive buffers in bytes; 0 leaves a size unchanged. Without CAP_NET_ADMIN, the
-// sizes are limited by the sysctls net.core.wmem_max and net.core.rmem_max, and Send fails for larger datagrams.
+// SetBuffers sets the sizes of the send and receive buffers in bytes; 0 leaves a size unchanged. Without CAP_NET_ADMIN,
+// the sysctls net.core.wmem_max and net.core.rmem_max limit the sizes, and Send fails for larger datagrams.
 func (s *Socket) SetBuffers(toSend, toReceive int) {
 	if toSend > 0 && unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, toSend) != nil {
 		_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, toSend)
@@ -128,7 +129,8 @@ var ErrInterrupted = errors.New("the objects changed while they were listed")
 
 // Request sends a request and returns all replies. If the kernel rejects the request, the error is a syscall.Errno.
 func (s *Socket) Request(kind, flags uint16, parts ...[]byte) ([]Reply, error) {
-	if flags&unix.NLM_F_DUMP != unix.NLM_F_DUMP { // compare both bits: in requests that change objects, each bit has another meaning
+	// Compare both bits, because each has another meaning in requests that change objects.
+	if flags&unix.NLM_F_DUMP != unix.NLM_F_DUMP {
 		flags |= unix.NLM_F_ACK
 	}
 	sequence := s.NextSequence()

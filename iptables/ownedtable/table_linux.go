@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Table creates a table of family inet in the network namespace of the calling thread. It replaces an existing table with
-// the same name. Only the returned connection can change the table. The kernel removes the table when the connection is
-// closed. Kernels before 5.12 do not support this; there, only Close removes the table.
+// Table creates a table of family inet in the network namespace of the calling thread. It replaces an existing table
+// with the same name. Only the returned connection can change the table. The kernel removes the table when the
+// connection is closed. Kernels before 5.12 do not support this. With them, only Close removes the table.
 func Table(name string) (*nftables.Conn, *nftables.Table, error) {
 	var raw *netlink.Conn
 	conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error { raw = c; return nil }))
@@ -57,7 +57,8 @@ func replace(conn *netlink.Conn, t *nftables.Table, flags uint32) error {
 	end.Header.Type = unix.NFNL_MSG_BATCH_END
 	batch := []netlink.Message{
 		begin,
-		message(unix.NFT_MSG_NEWTABLE, netlink.Create, t.Family, named), // so that the table exists, and the deletion cannot fail
+		// Create the table first, so that its deletion cannot fail.
+		message(unix.NFT_MSG_NEWTABLE, netlink.Create, t.Family, named),
 		message(unix.NFT_MSG_DELTABLE, 0, t.Family, named),
 		message(unix.NFT_MSG_NEWTABLE, netlink.Create, t.Family, flagged),
 		end,

@@ -24,7 +24,7 @@ func (s *session) recordConnections() {
 }
 
 // deleteConnections deletes the harness's connections from the conntrack table, where they would remain for up to half
-// a minute. Errors are ignored, because the kernel removes the entries after that time.
+// a minute. It ignores errors, because the kernel removes the entries after that time.
 func (l *Harness) deleteConnections() {
 	if len(l.sent) == 0 {
 		return

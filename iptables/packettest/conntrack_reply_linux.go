@@ -15,7 +15,8 @@ import (
 
 // replyTracker records whether conntrack recognizes the replies to datagrams that left the namespace.
 type replyTracker struct {
-	// The destination ports of replies that conntrack recognizes as replies (known), and of other ones (unknown).
+	// The destination ports of replies: known contains those of replies that conntrack recognizes as replies, and
+	// unknown the others.
 	known, unknown *nftables.Set
 }
 
@@ -52,7 +53,7 @@ func (a *replyTracker) install(conn *nftables.Conn, chain *nftables.Chain, ports
 	return nil
 }
 
-// read calls f for each port that received a reply. known reports that conntrack recognized it.
+// read calls f for each port at which a reply arrived. known reports whether conntrack recognized the reply.
 func (a *replyTracker) read(conn *nftables.Conn, f func(port uint16, known bool)) error {
 	for _, set := range []*nftables.Set{a.known, a.unknown} {
 		if set == nil {
@@ -71,7 +72,7 @@ func (a *replyTracker) read(conn *nftables.Conn, f func(port uint16, known bool)
 	return nil
 }
 
-// repliedPorts returns the source ports of the datagrams to which the far end replies.
+// repliedPorts returns the source ports of those datagrams to which the far end replies.
 func (s *session) repliedPorts() (ports []uint16) {
 	for f, a := range s.byPort {
 		if f.protocol == protocolUDP && a.packet.Answered {
@@ -81,7 +82,7 @@ func (s *session) repliedPorts() (ports []uint16) {
 	return ports
 }
 
-// replyFromOutside sends the far end's reply to the datagram f of an attempt.
+// replyFromOutside sends the reply of the far end to the datagram f of an attempt.
 func (s *session) replyFromOutside(a *attempt, f frame) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,7 +90,7 @@ func (s *session) replyFromOutside(a *attempt, f frame) {
 	s.farEnd.send(frame{sender: ownHardware, protocol: protocolUDP, from: f.to, to: f.from, payload: f.payload})
 }
 
-// handleReply completes the attempt whose reply arrived at a port of the namespace.
+// handleReply completes the attempt for which a reply arrived at a port of the namespace.
 func (s *session) handleReply(port uint16, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,8 +99,8 @@ func (s *session) handleReply(port uint16, known bool) {
 	}
 }
 
-// replyFromNamespace sends a datagram's token back, from the address at which the datagram arrived in the namespace. It
-// uses a raw socket, because a process may already listen on that port.
+// replyFromNamespace sends the token of a datagram back to its sender. The source is the address at which the datagram
+// arrived in the namespace. It uses a raw socket, because a process may already listen on that port.
 func (s *session) replyFromNamespace(a *attempt, got Arrival) error {
 	s.mu.Lock()
 	a.arrivedAt = &got
@@ -122,7 +123,7 @@ func (s *session) replyFromNamespace(a *attempt, got Arrival) error {
 	})
 }
 
-// awaitReply waits for the reply at the socket that sent the datagram, and completes the attempt.
+// awaitReply waits for the reply at the socket that sent the datagram, and then completes the attempt.
 func (s *session) awaitReply(ctx context.Context, a *attempt) {
 	stop := context.AfterFunc(ctx, func() { _ = a.socket.SetDeadline(time.Unix(1, 0)) })
 	defer stop()

@@ -17,7 +17,7 @@ import (
 // stopInterval is the interval at which pollSets reads the sets of dropped packets.
 const stopInterval = 3 * time.Millisecond
 
-// egressFilter records and drops test packets that would leave the namespace through a real interface, so that they do not
+// egressFilter records and drops test packets that would leave the namespace through a real interface. They thus do not
 // reach a network.
 type egressFilter struct {
 	sets []droppedSet
@@ -60,7 +60,8 @@ func (s *egressFilter) install(conn *nftables.Conn, table *nftables.Table, teste
 				conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: n.rule(p.link.Attrs().Name, e.near)})
 			}
 		}
-		for f, e := range p.families { // drop packets that leave through other interfaces, except lo and the harness's link
+		// Drop packets that would leave through other interfaces than lo and the harness's link.
+		for f, e := range p.families {
 			conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(matchSource(f, e.near),
 				&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: linkName("lo")},
 				&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: linkName(nearLink)},
@@ -70,7 +71,7 @@ func (s *egressFilter) install(conn *nftables.Conn, table *nftables.Table, teste
 	return nil
 }
 
-// rule returns the expressions that record and drop packets with the source address that leave through the link.
+// rule returns the expressions that record and drop packets with this source address that leave through the link.
 func (n droppedSet) rule(link string, source netip.Addr) []expr.Any {
 	e := append(matchSource(n.family, source),
 		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1}, matchEqual(linkName(link)),

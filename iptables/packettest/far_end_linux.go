@@ -10,8 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// farEnd is the far end of the harness's link. It observes every frame that leaves the namespace through the link, and
-// opens the inbound connections. It implements a minimal TCP, because a real stack would have to own every address.
+// farEnd is the end of the harness's link that is outside the namespace. It observes every frame that leaves the
+// namespace through the link, and opens the inbound connections. It implements a minimal TCP, because a real TCP stack
+// would need all addresses as its own.
 type farEnd struct {
 	file *os.File
 	near net.HardwareAddr
@@ -31,7 +32,7 @@ func openFarEnd(w *vethPair) (*farEnd, error) {
 	return &farEnd{file: os.NewFile(uintptr(fd), farLink), near: w.near.HardwareAddr}, nil
 }
 
-// send writes a frame. It ignores errors: a lost frame is reported as not arrived.
+// send writes a frame. It ignores errors, because a frame that was not sent is reported as not arrived.
 func (w *farEnd) send(f frame) { _, _ = w.file.Write(f.encode(w.near)) }
 
 // read calls f with each frame that leaves the namespace, until the far end is closed.
@@ -40,7 +41,7 @@ func (w *farEnd) read(f func(frame)) {
 	for {
 		n, err := w.file.Read(buffer)
 		if errors.Is(err, unix.ENETDOWN) {
-			continue // the kernel reports this once, when the link is created
+			continue // the kernel reports this error once, when the link is created
 		}
 		if err != nil {
 			return

@@ -43,7 +43,7 @@ func isOwnHardware(sender [6]byte) bool {
 	return sender == ownHardware
 }
 
-// frame is an Ethernet frame with a TCP segment or UDP datagram. It has only the fields that the harness uses.
+// frame is an Ethernet frame with a TCP segment or UDP datagram. It contains only the fields that the harness uses.
 type frame struct {
 	sender   [6]byte // set only in frames to send
 	protocol byte
@@ -139,8 +139,8 @@ func sum(start uint16, b []byte) uint16 {
 	return uint16(total)
 }
 
-// decode parses a frame. It returns false if the frame is not TCP or UDP over IP. It does not verify checksums, because the
-// kernel leaves them to the network device.
+// decode parses a frame. It returns false if the frame does not contain TCP or UDP over IP. It does not verify
+// checksums, because the kernel leaves their computation to the network device.
 func decode(b []byte) (frame, bool) {
 	if len(b) < ethernetLength {
 		return frame{}, false

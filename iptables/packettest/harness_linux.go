@@ -19,7 +19,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
-// Harness simulates the network outside a namespace, to send test packets. Its methods must not be called concurrently.
+// Harness simulates the network outside a namespace in order to send test packets. Its methods must not be called
+// concurrently.
 type Harness struct {
 	cfg    Config
 	ns     *os.File
@@ -29,7 +30,8 @@ type Harness struct {
 	sent   map[connection]bool
 }
 
-// Open creates a Harness. A namespace has only one at a time: Open waits until an existing one is closed or ctx ends.
+// Open creates a Harness. A namespace has at most one Harness at a time. If there is one, Open waits until it is closed
+// or ctx ends.
 func Open(ctx context.Context, cfg Config) (l *Harness, err error) {
 	cfg.Timeout = cmp.Or(cfg.Timeout, defaultTimeout)
 	if cfg.Log == nil {
@@ -56,7 +58,7 @@ func Open(ctx context.Context, cfg Config) (l *Harness, err error) {
 	})
 }
 
-// acquire locks the namespace for this harness. The lock is an abstract Unix socket, which the kernel releases when the
+// acquire locks the namespace for this harness. The lock is an abstract Unix socket. The kernel releases it when the
 // process ends.
 func (l *Harness) acquire(ctx context.Context) error {
 	for {
@@ -85,11 +87,12 @@ func (l *Harness) Families() (all []iptables.Families) {
 	return all
 }
 
-// Addresses returns the addresses of the namespace's links, or the near address of the harness's link if they have none.
+// Addresses returns the addresses of the namespace's links. If these have none, it returns the near address of the
+// harness's link.
 func (l *Harness) Addresses(f iptables.Families) ([]netip.Addr, error) { return l.veth.ownAddresses(f) }
 
-// Ends returns the addresses of the harness's link: near, the source of packets to the outside, and far, the source of
-// inbound packets.
+// Ends returns the addresses of the harness's link. near is the source address of packets to the outside, and far is
+// the source address of inbound packets.
 func (l *Harness) Ends(f iptables.Families) (near, far netip.Addr) {
 	e := l.veth.families[f]
 	return e.near, e.far
@@ -98,7 +101,7 @@ func (l *Harness) Ends(f iptables.Families) (near, far netip.Addr) {
 // Link returns the name of the link in the namespace through which inbound packets arrive.
 func (l *Harness) Link() string { return nearLink }
 
-// Close removes everything that the harness created.
+// Close removes all links, rules and routes that the harness created.
 func (l *Harness) Close() error {
 	var errs []error
 	if l.farEnd != nil {
@@ -117,7 +120,7 @@ func (l *Harness) Close() error {
 	return errors.Join(errs...)
 }
 
-// Send sends all packets at once and returns their results in the same order.
+// Send sends all packets at the same time. It returns their results in the same order.
 func (l *Harness) Send(ctx context.Context, packets []Packet) ([]Arrival, error) {
 	s := &session{Harness: l, byToken: map[token]*attempt{}, byPort: map[flow]*attempt{}}
 	err := s.open(packets)
@@ -138,7 +141,7 @@ func (l *Harness) Send(ctx context.Context, packets []Packet) ([]Arrival, error)
 	return all, nil
 }
 
-// flow identifies an attempt by protocol and source port, which all its packets and replies contain.
+// flow identifies an attempt by protocol and source port. All its packets and replies contain them.
 type flow struct {
 	protocol byte
 	port     uint16
@@ -157,7 +160,7 @@ type session struct {
 	mu             sync.Mutex // guards attempt.replier and attempt.arrivedAt
 }
 
-// open creates all sockets before the first packet is sent, so that the rules can match all their ports.
+// open creates all sockets before the first packet is sent, so that the rules can match the ports of all.
 func (s *session) open(packets []Packet) error {
 	ports := map[byte][]uint16{}
 	if err := inNamespace(int(s.ns.Fd()), func() error { s.veth.openTestedInterfaces(packets); return nil }); err != nil {
@@ -235,8 +238,9 @@ func (s *session) freePort(protocol byte) uint16 {
 	}
 }
 
-// sourceAddress returns the address to which the packet's socket is bound. A packet to the outside gets the near address,
-// which routes it through the harness's link. For a local packet, it returns the zero Addr, and the kernel chooses.
+// sourceAddress returns the address to which the packet's socket is bound. For a packet to the outside, this is the
+// near address, so that the packet is routed through the harness's link. For a local packet, it returns the zero Addr,
+// and the kernel selects the address.
 func (s *session) sourceAddress(p Packet) netip.Addr {
 	if p.Source.IsValid() {
 		return p.Source

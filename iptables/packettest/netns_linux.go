@@ -9,8 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
-// inNamespace runs f on a thread in a network namespace. Sockets that f opens remain in the namespace. Goroutines that f
-// starts do not run in it.
+// inNamespace runs f on a thread in a network namespace. Sockets that f opens remain in the namespace. Goroutines that
+// f starts run outside of it.
 func inNamespace(ns int, f func() error) error {
 	return namespace.OnThread(func() error {
 		if err := enter(ns); err != nil {
@@ -20,7 +20,8 @@ func inNamespace(ns int, f func() error) error {
 	})
 }
 
-// enter moves the thread into the namespace. If it is already there, enter does nothing and needs no privileges.
+// enter moves the thread into the namespace. If the thread is already in the namespace, enter does nothing and needs no
+// privileges.
 func enter(ns int) error {
 	var here, there unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/net", &here); err != nil {
@@ -50,7 +51,7 @@ func namespaceOf(fd int) (*os.File, error) {
 	return os.Open("/proc/thread-self/ns/net")
 }
 
-// runAs runs f so that the sockets that it opens belong to the user and group. It must be called on a locked thread in
+// runAs runs f so that the sockets that it opens belong to this user and group. It must be called on a locked thread in
 // the network namespace.
 func runAs(uid, gid uint32, f func() error) error {
 	if uid == overflowID && gid == overflowID && isForeignNamespaceHere() {
@@ -75,7 +76,7 @@ func runAs(uid, gid uint32, f func() error) error {
 
 // Sender describes the users and groups as which the process can send packets.
 type Sender struct {
-	UID, GID uint32 // as rules in the namespace match them
+	UID, GID uint32 // as rules in the namespace see them
 	// AnyUser reports that packets can be sent as any user and group.
 	AnyUser bool
 }
@@ -83,9 +84,9 @@ type Sender struct {
 // overflowID is the UID and GID that the kernel shows for users that are not mapped into a user namespace.
 const overflowID = 65534
 
-// SenderIn returns the users as which this process can send packets in a network namespace. If the namespace belongs to
-// another user namespace (a pod with hostUsers: false), IDs differ there, and the mapping is unknown. Packets are then sent
-// with the overflow IDs.
+// SenderIn returns the users as which this process can send packets in a network namespace. If the network namespace
+// belongs to another user namespace (a pod with hostUsers: false), IDs differ there, and this process does not know the
+// mapping. Packets are then sent with the overflow IDs.
 func SenderIn(netns int) Sender {
 	ns, err := namespaceOf(netns)
 	if err == nil {
@@ -100,7 +101,7 @@ func SenderIn(netns int) Sender {
 	return own
 }
 
-// isForeignNamespace reports whether a network namespace belongs to another user namespace than this process.
+// isForeignNamespace reports whether a network namespace belongs to a user namespace other than that of this process.
 func isForeignNamespace(ns int) bool {
 	owner, err := unix.IoctlRetInt(ns, unix.NS_GET_USERNS)
 	if err != nil {

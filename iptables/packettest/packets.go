@@ -1,9 +1,10 @@
 // Package packettest sends test packets through the network stack of a namespace and reports where they arrive. It
 // measures the effect of redirection, and does not read the rules.
 //
-// A Harness simulates the network outside the namespace: a link whose far end replies for every address. Test packets do
-// not reach a real network. Packets that arrive in the namespace are diverted to sockets of the harness, after redirection
-// and before any process receives them. Envoy need not run, and a running Envoy does not receive test packets.
+// A Harness simulates the network outside the namespace by a link, whose far end replies on behalf of every address.
+// Test packets do not reach a real network. The harness diverts packets that arrive in the namespace to its own
+// sockets, after redirection and before any process receives them. Envoy need not run, and a running Envoy does not
+// receive test packets.
 package packettest
 
 import (
@@ -20,9 +21,9 @@ import (
 type Config struct {
 	// NetNS is a file descriptor of the network namespace. 0 or less selects the calling thread's namespace.
 	NetNS int
-	// TransparentMark is the mark that the TPROXY rules set; zero without TPROXY. TransparentPort is the proxy's port for
-	// these packets. If the proxy does not run, the harness listens on that port, because the kernel drops packets of
-	// TPROXY rules if no socket exists.
+	// TransparentMark is the mark that the TPROXY rules set; zero if there are no such rules. TransparentPort is the
+	// proxy's port for these packets. If the proxy does not run, the harness listens on that port, because the kernel
+	// drops packets of TPROXY rules if no socket exists.
 	TransparentMark iptables.Mark
 	TransparentPort uint16
 	// Timeout is the maximum time until a packet arrives; 0 means 1 second.
@@ -32,23 +33,24 @@ type Config struct {
 
 // Packet is the first packet of a connection, or a datagram.
 type Packet struct {
-	// Inbound reports that the packet arrives from outside. Otherwise a socket in the namespace sends it.
+	// Inbound reports whether the packet arrives from outside. If not, a socket in the namespace sends it.
 	Inbound  bool
 	Protocol iptables.Protocol // TCP or UDP
 	// Interface is an interface of the namespace through which the packet arrives or leaves; "" means the harness's
 	// link.
 	Interface string
-	// Source and SourcePort are the address to which the socket is bound. If they are zero, the harness chooses.
+	// Source and SourcePort are the address to which the socket is bound. If they are zero, the harness selects them.
 	Source      netip.Addr
 	SourcePort  uint16
 	Destination netip.AddrPort
 	// Mark is the socket's mark. If it is set, Source may be an address outside the namespace, as for the sockets of a
 	// transparent proxy.
 	Mark uint32
-	// Answered makes the far end reply to a datagram. The packet then counts as arrived when its sender receives the reply.
+	// Answered makes the far end reply to a datagram. The packet then counts as arrived only when its sender receives
+	// the reply.
 	Answered bool
-	// Answerer makes the harness reply to a datagram that arrives in the namespace, through a socket of this owner; nil
-	// means no reply. The packet then counts as arrived when its sender receives the reply.
+	// Answerer makes the harness reply to a datagram that arrives in the namespace, through a socket of this owner. If
+	// it is nil, there is no reply. With a reply, the packet counts as arrived only when its sender receives the reply.
 	Answerer *Owner
 	// UID and GID are the owner of the sending socket.
 	UID, GID uint32
@@ -57,7 +59,7 @@ type Packet struct {
 // Owner is the user and group that own a socket.
 type Owner struct{ UID, GID uint32 }
 
-// Where states where a packet arrived: in the namespace, outside, or nowhere.
+// Where is the kind of place at which a packet arrived.
 type Where string
 
 // The values of Where.
@@ -67,23 +69,24 @@ const (
 	Outside Where = "outside" // it left the namespace
 )
 
-// Arrival is the result of sending a packet.
+// Arrival is the result of sending one packet.
 type Arrival struct {
 	Where Where
 	// At is the packet's destination on arrival, after NAT.
 	At netip.AddrPort
 	// From is the source address that the receiver saw.
 	From netip.AddrPort
-	// Transparent reports that a TPROXY rule delivered the packet, recognized by its mark. The receiving socket is then the
-	// proxy's, which does not have the address At.
+	// Transparent reports whether a TPROXY rule delivered the packet. The mark of the packet shows this. The receiving
+	// socket is then that of the proxy, which does not have the address At.
 	Transparent bool
-	// NotTracked reports that conntrack did not recognize the reply as one, so a firewall might drop it.
+	// NotTracked reports whether conntrack failed to recognize the reply as a reply. A firewall might drop such a
+	// reply.
 	NotTracked bool
-	// Unanswered reports that the sender did not receive the reply of the packet's Answerer.
+	// Unanswered reports whether the reply of the packet's Answerer did not arrive at the sender.
 	Unanswered bool
-	// Took is the time from sending until the arrival was observed.
+	// Took is the time from the send until the harness observed the arrival.
 	Took time.Duration
-	// Err is the reason why the packet could not be sent, or the error that the network stack returned.
+	// Err is the reason why the packet could not be sent, or the error that the network stack returned for it.
 	Err error
 }
 

@@ -20,13 +20,14 @@ type token [16]byte
 
 // attempt is one test packet and its result.
 type attempt struct {
-	packet    Packet
-	token     token
-	port      uint16         // the source port
-	socket    *os.File       // nil for inbound packets
-	sequence  uint32         // initial TCP sequence number of an inbound packet
-	replier   netip.AddrPort // outside address from which the far end replied; guarded by session.mu
-	arrivedAt *Arrival       // arrival in the namespace, while the reply is awaited; guarded by session.mu
+	packet   Packet
+	token    token
+	port     uint16         // the source port
+	socket   *os.File       // nil for inbound packets
+	sequence uint32         // initial TCP sequence number of an inbound packet
+	replier  netip.AddrPort // outside address from which the far end replied; guarded by session.mu
+	// Arrival in the namespace, set while the harness waits for the reply; guarded by session.mu.
+	arrivedAt *Arrival
 
 	began time.Time
 	once  sync.Once
@@ -116,8 +117,8 @@ func (a *attempt) setMark(fd int) error {
 	return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(a.packet.Mark)), unix.SetsockoptInt(fd, level, transparent, 1))
 }
 
-// bindWithRetry binds a socket, and retries for one second while the port is in use. The port of an
-// earlier packet can be in use for a moment: a closed socket stays open in a child process between fork and exec.
+// bindWithRetry binds a socket, and retries for one second while the port is in use. The port of an earlier packet can
+// be in use for a moment, because a closed socket stays open in a child process between fork and exec.
 func bindWithRetry(fd int, to unix.Sockaddr) (err error) {
 	const timeout, pause = time.Second, 5 * time.Millisecond
 	for began := time.Now(); time.Since(began) < timeout; time.Sleep(pause) {

@@ -20,7 +20,7 @@ var (
 	loopback6 = netip.IPv6Loopback()
 )
 
-// receiver receives the packets that ruleSet diverts to its socket, and reads their original destination.
+// receiver receives the packets that ruleSet diverts to its socket, and determines their original destination.
 type receiver struct {
 	socketKey
 	plain    bool // packets are not diverted to the socket; it receives only packets to its own address
@@ -158,7 +158,8 @@ func (c *receiver) serve(arrived func(token, Arrival), timeout time.Duration) {
 	}
 }
 
-// accept serves the connections one at a time, which suffices: they are few, and their tokens arrive immediately.
+// accept handles the connections one at a time. This is sufficient, because they are few and their tokens arrive
+// immediately.
 func (c *receiver) accept(arrived func(token, Arrival), timeout time.Duration) {
 	for {
 		conn, err := c.stream.Accept()
@@ -175,7 +176,7 @@ func (c *receiver) accept(arrived func(token, Arrival), timeout time.Duration) {
 			from, _ := netip.ParseAddrPort(conn.RemoteAddr().String())
 			arrived(t, Arrival{Where: Here, At: unmap(at), From: unmap(from), Transparent: c.transparent})
 		}
-		_ = conn.(*net.TCPConn).SetLinger(0) // close sends a reset, so that no TIME_WAIT entry remains
+		_ = conn.(*net.TCPConn).SetLinger(0) // make close send a reset, so that no TIME_WAIT entry remains
 		_ = conn.Close()
 	}
 }
@@ -184,7 +185,7 @@ func unmap(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
 }
 
-// originalDestination returns a datagram's destination address, from the control messages in oob.
+// originalDestination returns a datagram's destination address. It is in the control messages in oob.
 func originalDestination(oob []byte) (netip.AddrPort, bool) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {

@@ -53,7 +53,8 @@ func (s *session) run(ctx context.Context) {
 	s.stopReading(reading)
 }
 
-// hardware returns the source MAC address for a packet's frames. It determines the interface through which they arrive.
+// hardware returns the source MAC address for the frames of a packet. It determines through which interface the frames
+// arrive.
 func (s *session) hardware(p Packet) [6]byte {
 	if by := s.veth.testedInterfaces[p.Interface]; by != nil {
 		return by.hardware
@@ -68,7 +69,8 @@ func (s *session) stopReading(reading <-chan struct{}) {
 	_ = s.farEnd.file.SetReadDeadline(time.Time{})
 }
 
-// handleToken completes the attempt whose token a receiver received, or sends the reply that the attempt needs.
+// handleToken completes the attempt whose token arrived at a receiver. If the attempt needs a reply first, it sends the
+// reply.
 func (s *session) handleToken(t token, got Arrival) {
 	a, ok := s.byToken[t]
 	switch {

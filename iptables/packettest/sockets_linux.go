@@ -16,8 +16,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
-// Sockets sends test packets with unprivileged sockets. It can verify less than a Harness: packets are sent as the
-// process's own user, and packets that leave the namespace reach the network. It can neither send inbound packets nor
+// Sockets sends test packets with unprivileged sockets. It can verify less than a Harness. It sends packets as the
+// process's own user, and packets that leave the namespace reach the network. It can neither send inbound packets, nor
 // observe a port on which another process listens.
 type Sockets struct {
 	cfg   Config
@@ -27,7 +27,7 @@ type Sockets struct {
 	ports []uint16
 }
 
-// OpenSockets returns a Sockets that listens on the ports (those to which rules redirect) during Send.
+// OpenSockets returns a Sockets that listens on these ports during Send. They are the ports to which rules redirect.
 func OpenSockets(cfg Config, ports []uint16) (*Sockets, error) {
 	cfg.Timeout = cmp.Or(cfg.Timeout, defaultTimeout)
 	s := &Sockets{cfg: cfg, ports: ports, own: map[iptables.Families][]netip.Addr{}}
@@ -41,7 +41,7 @@ func OpenSockets(cfg Config, ports []uint16) (*Sockets, error) {
 	return s, nil
 }
 
-// readAddresses lists the addresses at which the namespace is reachable.
+// readAddresses determines the addresses of the namespace, and its first link with an address.
 func (s *Sockets) readAddresses() error {
 	links, err := net.Interfaces()
 	if err != nil {
@@ -85,8 +85,8 @@ func (s *Sockets) Link() string { return s.link }
 // Close closes the namespace's file.
 func (s *Sockets) Close() error { return s.ns.Close() }
 
-// Send sends all packets at once and returns their results in the same order. If a packet arrives at none of the watched
-// ports, its result is Nowhere, with the network stack's error, if any.
+// Send sends all packets at the same time. It returns their results in the same order. If a packet arrives at none of
+// the watched ports, its result is Nowhere, with the network stack's error, if any.
 func (s *Sockets) Send(ctx context.Context, packets []Packet) ([]Arrival, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
@@ -132,10 +132,12 @@ func (s *Sockets) open(a *attempt) error {
 
 var limitedBroadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
-// isBroadcast reports whether the kernel treats the address as a broadcast address. It does not send a packet: the kernel
-// already rejects connect to a broadcast address without SO_BROADCAST. It must be called on a thread in the namespace.
+// isBroadcast reports whether the kernel treats the address as a broadcast address. It does not send a packet, because
+// the kernel already rejects the call of connect for a broadcast address without SO_BROADCAST. It must be called on a
+// thread in the namespace.
 func isBroadcast(to netip.AddrPort) bool {
-	if !to.Addr().Is4() || to.Addr() == limitedBroadcast { // without a route, the kernel does not recognize it
+	// Without a route, the kernel does not recognize this address as a broadcast address.
+	if !to.Addr().Is4() || to.Addr() == limitedBroadcast {
 		return to.Addr() == limitedBroadcast
 	}
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -164,7 +166,7 @@ func checkRoute(to netip.AddrPort) error {
 	return nil
 }
 
-// watchedPorts returns the ports where packets may arrive: the redirect ports and the packets' destination ports.
+// watchedPorts returns the ports at which packets may arrive: the redirect ports and the packets' destination ports.
 func (s *Sockets) watchedPorts(packets []Packet) map[socketKey]bool {
 	all := map[socketKey]bool{}
 	for _, p := range packets {
@@ -193,7 +195,7 @@ func (r *round) watch(socketKeys map[socketKey]bool) error {
 		case errors.Is(err, unix.EADDRINUSE):
 			r.held[l] = true
 		case errors.Is(err, unix.EACCES), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EADDRNOTAVAIL):
-			// The port is privileged, or the family is missing: packets to it cannot be observed.
+			// The port is privileged, or the address family is missing. Packets to it cannot be observed.
 		case err != nil:
 			return fmt.Errorf("listening for test packets on port %d: %w", l.port, err)
 		default:
@@ -230,7 +232,7 @@ func (r *round) run(ctx context.Context, cfg Config) []Arrival {
 	return all
 }
 
-// mayReachOther reports whether another process might receive the packet. Such a packet is not sent.
+// mayReachOther reports whether another process might receive the packet. If so, the packet is not sent.
 func (r *round) mayReachOther(a *attempt) bool {
 	for l := range r.held {
 		if l.family == familyOf(a.packet.Destination.Addr()) && l.protocol == a.protocolNumber() {

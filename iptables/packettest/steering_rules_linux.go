@@ -14,14 +14,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/ownedtable"
 )
 
-// steerTable is the table with the rules that divert test packets to the harness's sockets.
+// steerTable is the nftables table whose rules divert test packets to the harness's sockets.
 const steerTable = "pilotfish_packets"
 
 // afterNAT is the rules' priority. They run after destination NAT, so they see the destination that redirection set.
 const afterNAT = nftables.ChainPriority(-90)
 
-// ruleSet is the nftables rules that divert test packets, for any port of the namespace, to sockets of the harness. The
-// kernel removes the rules when the process exits.
+// ruleSet contains the nftables rules that divert test packets for any port of the namespace to sockets of the harness.
+// The kernel removes the rules when the process exits.
 type ruleSet struct {
 	conn    *nftables.Conn
 	table   *nftables.Table
@@ -33,7 +33,7 @@ type ruleSet struct {
 type socketKey struct {
 	family      iptables.Families
 	protocol    byte
-	transparent bool // true for packets with the TPROXY mark
+	transparent bool // whether the packets have the TPROXY mark
 	port        uint16
 }
 
@@ -78,7 +78,8 @@ func (s *ruleSet) install(socketKeys []socketKey, mark iptables.Mark, ports map[
 			for _, link := range []string{"lo", nearLink} {
 				s.conn.AddRule(&nftables.Rule{Table: s.table, Chain: chain, Exprs: l.rule(link, mark, set)})
 			}
-			for _, p := range testedInterfaces { // other packets arrive through these interfaces too, so match the source address
+			// Other packets arrive through these interfaces too, so the rule also matches the source address.
+			for _, p := range testedInterfaces {
 				if e, has := p.families[l.family]; has {
 					s.conn.AddRule(&nftables.Rule{Table: s.table, Chain: chain,
 						Exprs: append(matchSource(l.family, e.far), l.rule(p.link.Attrs().Name, mark, set)...)})

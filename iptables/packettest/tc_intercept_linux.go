@@ -15,9 +15,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// testedInterface sends test packets through an interface of the namespace, without using its network. Outbound packets
-// are recorded and dropped before they reach the interface. Inbound packets arrive at the harness's link, and a tc filter
-// redirects them to the ingress of the interface. The interface is not changed.
+// testedInterface sends test packets through an interface of the namespace, without using the interface's network.
+// Outbound packets are recorded and dropped before they reach the interface. Inbound packets arrive at the harness's
+// link, and a tc filter redirects them to the ingress of the interface. The interface itself is not changed.
 type testedInterface struct {
 	link         netlink.Link
 	families     map[iptables.Families]linkEnds
@@ -29,7 +29,8 @@ type testedInterface struct {
 	err          error                       // why packets cannot be sent through it at all
 }
 
-// maxTestedInterfaces is the maximum number of tested interfaces. Each uses a routing table; their numbers follow testTable.
+// maxTestedInterfaces is the maximum number of tested interfaces. Each needs a routing table. The tables are numbered
+// from testTable.
 const maxTestedInterfaces = 16
 
 // openTestedInterfaces creates a testedInterface for each interface that the packets name. It must be called on a thread in the
@@ -78,7 +79,7 @@ func (w *vethPair) makeTestedInterface(name string, number int) (p *testedInterf
 	return p, w.routeIngress(p)
 }
 
-// missingAddress returns lack, an ErrNoAddress, if the link has no address of the family. err is the error of the query.
+// missingAddress returns lack, an ErrNoAddress, if the link has no address of the family. err is an error of the query.
 func (w *vethPair) missingAddress(link netlink.Link, f iptables.Families) (lack, err error) {
 	number := unix.AF_INET
 	if f == iptables.IPv6 {
@@ -107,8 +108,8 @@ func (w *vethPair) ingressObstacle(link *netlink.LinkAttrs) error {
 	return nil
 }
 
-// isStrictReversePath reports whether rp_filter of the interface is strict: the kernel then drops inbound packets whose
-// source address is routed through another interface.
+// isStrictReversePath reports whether rp_filter of the interface is strict. The kernel then drops inbound packets from
+// a source to which the route uses another interface.
 func isStrictReversePath(name string) bool {
 	most := 0
 	for _, of := range []string{"all", name} {
@@ -117,7 +118,7 @@ func isStrictReversePath(name string) bool {
 			most = max(most, int(text[0]-'0'))
 		}
 	}
-	return most == 1 // 2 (loose) accepts a source address that is routed through any interface
+	return most == 1 // 2 (loose) accepts a source if there is a route to it through any interface
 }
 
 // routeEgress adds an address and a policy route, so that packets from that address leave through the interface.
@@ -158,10 +159,11 @@ func (w *vethPair) routeEgress(p *testedInterface, f iptables.Families, table in
 func (w *vethPair) routeIngress(p *testedInterface) error {
 	index := w.near.Attrs().Index
 	ingress := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
-	if err := w.netlink.QdiscAdd(ingress); err != nil && !errors.Is(err, unix.EEXIST) { // another testedInterface created it
+	// Another testedInterface has created it.
+	if err := w.netlink.QdiscAdd(ingress); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("adding a tc filter for it: %w", err)
 	}
-	const sender = -8 // relative to the network header: the first four bytes of the source MAC address
+	const sender = -8 // offset from the network header to the first four bytes of the source MAC address
 	h := p.hardware
 	filter := &netlink.U32{
 		FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: ingress.Handle, Priority: uint16(h[3]), Protocol: unix.ETH_P_ALL},
@@ -176,8 +178,8 @@ func (w *vethPair) routeIngress(p *testedInterface) error {
 	return nil
 }
 
-// clearRoutes removes the routes of testedInterfaces. A killed process leaves them behind. clearRules removes the policy
-// rules.
+// clearRoutes removes the routes of testedInterfaces, which remain if a process is killed. clearRules removes the
+// policy rules.
 func (w *vethPair) clearRoutes(family int) error {
 	routes, err := w.netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
@@ -209,7 +211,7 @@ func (s *session) usedInterfaces() (all []*testedInterface) {
 	return all
 }
 
-// packetEnds returns the addresses of the link's ends for the packet: in the namespace, and outside.
+// packetEnds returns the addresses of the link's ends for the packet: the one in the namespace and the one outside.
 func (s *session) packetEnds(p Packet) (near, far netip.Addr) {
 	if by := s.veth.testedInterfaces[p.Interface]; by != nil {
 		e := by.families[familyOf(p.Destination.Addr())]
@@ -233,12 +235,12 @@ func (w *vethPair) checkInterface(p Packet) error {
 	return cmp.Or(by.err, by.familyErrors[familyOf(p.Destination.Addr())])
 }
 
-// isDropped reports whether the send error is caused by egressFilter, which dropped the outbound packet.
+// isDropped reports whether the send failed because egressFilter dropped the outbound packet.
 func (a *attempt) isDropped(err error) bool {
 	return a.packet.Interface != "" && errors.Is(err, unix.EPERM)
 }
 
-// linkName returns the name in the form that nftables compares: padded with zeros.
+// linkName returns the name in the form in which nftables compares it: padded with zeros.
 func linkName(name string) []byte {
 	padded := make([]byte, unix.IFNAMSIZ)
 	copy(padded, name)

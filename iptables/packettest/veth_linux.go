@@ -17,13 +17,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Names and numbers of objects that a harness creates in the namespace. They are constant, so that the next harness can
-// remove the objects of a killed process.
+// Names and numbers of the objects that a harness creates in the namespace. They are constant, so that a harness can
+// remove the objects of an earlier one whose process was killed.
 const (
 	nearLink  = "pilotfish-near"
 	farLink   = "pilotfish-far"
 	testTable = 28774
-	// testPriority is directly before the main table, so that the policy rules for TPROXY have precedence.
+	// testPriority is directly before that of the main table, so that the policy rules for TPROXY have precedence.
 	testPriority = 32760
 	lockName     = "@pilotfish-packets"
 )
@@ -38,7 +38,7 @@ type vethPair struct {
 	testedInterfaces map[string]*testedInterface
 }
 
-// linkEnds are the addresses of the two ends of the link.
+// linkEnds contains the addresses of the two ends of the link.
 type linkEnds struct{ near, far netip.Addr }
 
 // newVethPair creates the link. It must be called on a thread in the namespace, and moves the thread to the namespace of
@@ -61,8 +61,9 @@ func newVethPair() (w *vethPair, err error) {
 		return w, err
 	}
 	defer func() { _ = here.Close() }()
-	// The far end is in a new namespace. When this process exits, the kernel removes that namespace and the link. Without
-	// the permission to create a namespace, the far end is in the same namespace, and remains if the process is killed.
+	// The far end is in a new namespace. When this process exits, the kernel removes that namespace and the link. If
+	// the process may not create a namespace, the far end is in the same namespace, and remains if the process is
+	// killed.
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil && !errors.Is(err, unix.EPERM) {
 		return w, fmt.Errorf("creating a network namespace for the far end: %w", err)
 	}
@@ -78,7 +79,8 @@ func newVethPair() (w *vethPair, err error) {
 	return w, w.assignAddresses()
 }
 
-// permission adds the failed operation to the error, and also wraps ErrNotPermitted if the error is EPERM or EACCES.
+// permission adds the failed operation to the error. If the error is EPERM or EACCES, the result also wraps
+// ErrNotPermitted.
 func permission(what string, err error) error {
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
 		return fmt.Errorf("%s: %w: %w", what, ErrNotPermitted, err)
@@ -108,7 +110,7 @@ func (w *vethPair) clearRules(family int) error {
 	filter := &netlink.Rule{Priority: testPriority}
 	left, err := w.netlink.RuleListFiltered(family, filter, netlink.RT_FILTER_PRIORITY)
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
-		return nil // the kernel does not support the family
+		return nil // the kernel does not support the address family
 	}
 	if err != nil {
 		return err
@@ -138,8 +140,8 @@ func (w *vethPair) createLink() error {
 		return fmt.Errorf("reading the created link %s: %w", nearLink, err)
 	}
 	w.near = made.(*netlink.Veth)
-	// Without ARP, every address is reachable through the link. The frames do not have the far end's MAC address. If the far
-	// end is in the same namespace, its network stack therefore ignores them.
+	// Without ARP, every address is reachable through the link. The frames do not have the far end's MAC address, so
+	// the network stack ignores them if the far end is in the same namespace.
 	if err := w.netlink.LinkSetARPOff(w.near); err != nil {
 		return fmt.Errorf("disabling ARP on the link %s: %w", nearLink, err)
 	}
@@ -169,7 +171,7 @@ func (w *vethPair) assignAddresses() error {
 	}
 	err := w.assignAddress(iptables.IPv6, unix.AF_INET6, freeIPv6, 126)
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) {
-		return nil // the family is disabled in the namespace or in the kernel
+		return nil // the address family is disabled in the namespace or in the kernel
 	}
 	return err
 }
@@ -216,7 +218,8 @@ func ipNet(a netip.Addr, bits int) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, a.BitLen())}
 }
 
-// freeIPv4 returns two addresses of 198.18.0.0/15 (benchmarking network, RFC 2544) to which the namespace has no route.
+// freeIPv4 returns two addresses in 198.18.0.0/15 (the network for benchmarks, RFC 2544) to which the namespace has no
+// route.
 func (w *vethPair) freeIPv4() (linkEnds, error) {
 	for range 100 {
 		var b [4]byte
@@ -250,7 +253,7 @@ func hasRoute(routes []netlink.Route, to netip.Addr) bool {
 	return false
 }
 
-// freeIPv6 returns two addresses of a random unique local IPv6 network (RFC 4193).
+// freeIPv6 returns two addresses in a random unique local IPv6 network (RFC 4193).
 func freeIPv6() (linkEnds, error) {
 	b := [16]byte{0: 0xfd}
 	_, _ = rand.Read(b[1:6])
@@ -259,7 +262,8 @@ func freeIPv6() (linkEnds, error) {
 	return linkEnds{netip.AddrFrom16(near), netip.AddrFrom16(far)}, nil
 }
 
-// ownAddresses returns the addresses of the namespace's links, or the near address of the harness's link if they have none.
+// ownAddresses returns the addresses of the namespace's links. If these have none, it returns the near address of the
+// harness's link.
 func (w *vethPair) ownAddresses(f iptables.Families) ([]netip.Addr, error) {
 	e, ok := w.families[f]
 	if !ok {

@@ -11,9 +11,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// missingRouting returns the changes that add the rule and the route of a family: the rule first, as leftOver requires. If
-// an object exists, the kernel reports that when it is added. An equal route of another program is used. An equal rule of
-// another program is not used: our rule, with our protocol number, is added too, and remains if the other is removed.
+// missingRouting returns the changes that add the rule and the route of a family. The rule is first, as leftOver
+// requires. The kernel returns an error if an object already exists. An equal route of another program is used. An
+// equal rule of another program is not: our rule, with our protocol number, is added too, and remains if the other is
+// removed.
 func (k *session) missingRouting(want *iptables.Routing, f family) []change {
 	what, rule := k.ruleChange(policyRule(want, f), f.name)
 	out := []change{k.addUnlessPresent(what, rule.undo, func(k *session) error { return k.addRule(want, f) },
@@ -23,8 +24,8 @@ func (k *session) missingRouting(want *iptables.Routing, f family) []change {
 		func(k *session) error { return k.hasRoute(want.Table, f) }))
 }
 
-// addUnlessPresent returns a change that adds an object. If an object exists, the change calls same, which returns an error
-// if that object is not suitable. The undo has an effect only if the change added the object.
+// addUnlessPresent returns a change that adds an object. If the object exists, the change calls same, which returns an
+// error if the existing object is not suitable. The undo function has an effect only if the change added the object.
 func (k *session) addUnlessPresent(what string, undo func() error, add, same func(*session) error) change {
 	added := false
 	return change{"add " + what,
@@ -50,7 +51,7 @@ func (k *session) addUnlessPresent(what string, undo func() error, add, same fun
 const (
 	rulePriority = 6
 	ruleMark     = 10
-	ruleSuppress = 14 // the rule ignores routes with prefixes up to this length; by default, it uses all routes
+	ruleSuppress = 14 // the rule ignores routes whose prefix length is at most this; by default, it uses all routes
 	ruleTable    = 15
 	ruleMask     = 16
 )
@@ -78,7 +79,7 @@ func (k *session) addRoute(table int, f family) error {
 	return explainRoute(err, table)
 }
 
-// hasRoute returns nil if the table has the wanted route, or an error.
+// hasRoute returns nil if the table contains the wanted route, and otherwise an error.
 func (k *session) hasRoute(table int, f family) error {
 	routes, err := k.routes(table, f)
 	if err == nil && !hasRoute(routes) {
@@ -87,8 +88,8 @@ func (k *session) hasRoute(table int, f family) error {
 	return err
 }
 
-// hasRule returns nil if our wanted rule exists, or an error. The check is needed because the kernel also reports that the
-// rule exists if a rule for other marks does.
+// hasRule returns nil if our wanted rule exists, and otherwise an error. The check is necessary because the kernel also
+// reports that the rule exists if there is a rule for other marks.
 func (k *session) hasRule(want *iptables.Routing, f family) error {
 	ours, err := k.ours(unix.RTM_GETRULE)
 	if err == nil && !slices.ContainsFunc(ours, func(o listed) bool { return int(o.data[0]) == f.number && isRule(o.data, want) }) {
@@ -101,7 +102,7 @@ func number(kind int, value uint32) []byte {
 	return nl.NewRtAttr(kind, binary.NativeEndian.AppendUint32(nil, value)).Serialize()
 }
 
-// isWanted reports whether ours contains only wanted rules and routes, at most one rule per address family.
+// isWanted reports whether ours contains only wanted rules and routes, and at most one rule per address family.
 func isWanted(ours []listed, want *iptables.Routing, of iptables.Families) bool {
 	rules := map[byte]bool{}
 	for _, o := range ours {
@@ -166,7 +167,7 @@ func isRoute(data []byte, table int) bool {
 	return int(data[4]) == table
 }
 
-// listed is the netlink message of a policy rule or a route. Its header is complete.
+// listed is the netlink message that describes a policy rule or a route. Its header is complete.
 type listed struct {
 	kind uint16
 	data []byte

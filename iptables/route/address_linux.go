@@ -81,7 +81,7 @@ func (k *session) change(kind, flags uint16, p netip.Prefix) error {
 	msg := nl.NewIfAddrmsg(family)
 	msg.Index, msg.Prefixlen = uint32(loopback), uint8(p.Bits())
 	if family == unix.AF_INET6 {
-		msg.Flags = unix.IFA_F_NODAD // without duplicate address detection, Envoy can bind the address sooner
+		msg.Flags = unix.IFA_F_NODAD // no duplicate address detection, so that Envoy can bind the address sooner
 	}
 	ip := p.Addr().AsSlice()
 	parts := [][]byte{msg.Serialize(), nl.NewRtAttr(unix.IFA_LOCAL, ip).Serialize(), nl.NewRtAttr(unix.IFA_ADDRESS, ip).Serialize()}
@@ -95,7 +95,7 @@ func (k *session) change(kind, flags uint16, p netip.Prefix) error {
 	return err
 }
 
-// disabledIPv6 is the text for the case that the kernel rejects both an IPv6 address and an IPv6 route.
+// disabledIPv6 is the error text if the kernel rejects both an IPv6 address and an IPv6 route.
 const disabledIPv6 = "IPv6 is disabled on lo (sysctl net.ipv6.conf.lo.disable_ipv6), so it cannot be captured; enable it, or use --ipv6 pass without --dual-stack"
 
 func (k *session) addAddress(p netip.Prefix) error {
@@ -111,8 +111,8 @@ func (k *session) surplusAddress(p netip.Prefix) change {
 		func() error { return k.withConnection(func(k *session) error { return k.addAddress(p) }) }}
 }
 
-// missingAddress returns the change that adds an address to lo. If the address exists, the kernel reports that, and the
-// change has no effect.
+// missingAddress returns the change that adds an address to lo. If the address already exists, the change has no
+// effect.
 func (k *session) missingAddress(p netip.Prefix) change {
 	added := false
 	return change{"add the address " + p.String() + " to lo",
@@ -152,7 +152,7 @@ func (k *session) surplusAddresses(wanted map[netip.Prefix]bool) ([]change, erro
 	return out, err
 }
 
-// oursOf returns the addresses with our protocol number. pending reports that one of them is tentative.
+// oursOf returns the addresses with our protocol number. pending reports whether one of them is tentative.
 func oursOf(have []address) (ours []netip.Prefix, pending bool) {
 	for _, a := range have {
 		if a.protocol == Protocol {
@@ -166,8 +166,8 @@ func oursOf(have []address) (ours []netip.Prefix, pending bool) {
 // maxAddressWait is the timeout of waitForAddresses. On an idle machine, the kernel needs less than a millisecond.
 const maxAddressWait = 50 * time.Millisecond
 
-// waitForAddresses waits until none of our addresses is tentative, at most maxAddressWait, and returns them. A process
-// cannot bind a tentative address.
+// waitForAddresses waits until none of our addresses is tentative, and returns our addresses. It waits at most
+// maxAddressWait. A process cannot bind a tentative address.
 func (k *session) waitForAddresses() ([]netip.Prefix, error) {
 	end := time.Now().Add(maxAddressWait)
 	for pause := 50 * time.Microsecond; ; pause *= 2 {

@@ -12,11 +12,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// maxSources is the maximum number of source addresses for which routes are queried.
+// maxSources is the maximum number of source addresses with which routes are queried.
 const maxSources = 8
 
-// misroutedMarks queries the kernel's route for packets with our mark. It returns a text for each reason why such packets
-// bypass the proxy: other routes in our table, or a policy rule of another program before ours.
+// misroutedMarks queries the kernel's route for packets with our mark. If such packets bypass the proxy, it returns a
+// text for each reason: other routes in our table, or a policy rule of another program before ours.
 func (k *session) misroutedMarks(found *iptables.Routing, f family) (words []string, err error) {
 	routes, err := k.routes(found.Table, f)
 	if err != nil {
@@ -68,7 +68,7 @@ func routeOf(to []netlink.Route, err error) string {
 	return fmt.Sprintf("but to interface %d", to[0].LinkIndex)
 }
 
-// ownAddresses returns up to maxSources addresses of the namespace, as source addresses of replies.
+// ownAddresses returns up to maxSources addresses of the namespace. Replies may have them as source addresses.
 func (k *session) ownAddresses(f family) (all []net.IP, err error) {
 	h, err := k.handle()
 	if err != nil {

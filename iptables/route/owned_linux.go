@@ -10,8 +10,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/nlsocket"
 )
 
-// The position of the protocol number: for a rule, it is the attribute FRA_PROTOCOL (linux/fib_rules.h); for a route, a
-// byte of struct rtmsg. Both messages have headers of the same size.
+// The position of the protocol number. In a rule, it is in the attribute FRA_PROTOCOL (linux/fib_rules.h). In a route,
+// it is a byte of struct rtmsg. Both messages have headers of the same size.
 const (
 	headerSize     = unix.SizeofRtMsg
 	ruleProtocol   = 21
@@ -19,7 +19,7 @@ const (
 	protocolOfNone = 0
 )
 
-// ours lists the objects of the kinds (rules, routes) with our protocol number, of both address families.
+// ours lists the objects of these kinds (rules, routes) with our protocol number, of both address families.
 func (k *session) ours(kinds ...uint16) (out []listed, err error) {
 	for _, kind := range kinds {
 		all, err := k.list(kind)
@@ -35,9 +35,9 @@ func (k *session) ours(kinds ...uint16) (out []listed, err error) {
 	return out, nil
 }
 
-// leftOver lists our rules and routes. If we have no rules, it lists routes only if nothingStays is set, to save a query:
-// a route is added after its rule and removed before it. A route without a rule exists only if another program removed the
-// rule, and has no effect.
+// leftOver lists our rules and routes. If we have no rules, it lists routes only if nothingStays is set, to save a
+// query. This is sufficient: a route is added after its rule and removed before it. If there is a route without a rule,
+// another program removed the rule, and the route has no effect.
 func (k *session) leftOver(nothingStays bool) ([]listed, error) {
 	rules, err := k.ours(unix.RTM_GETRULE)
 	if err != nil || len(rules) == 0 && !nothingStays {

@@ -1,6 +1,6 @@
-// Package route manages the policy routing of a network namespace for TPROXY: policy rules and routes that deliver marked
-// packets to the local host, and addresses of lo. It recognizes its objects by a protocol number that other programs do not
-// use. It does not change objects of other programs.
+// Package route manages the policy routing of a network namespace for TPROXY: policy rules and routes that deliver
+// marked packets to the local host, and addresses of lo. It identifies its own objects by a protocol number that other
+// programs do not use, and does not change other objects.
 package route
 
 import (
@@ -17,16 +17,16 @@ type Config struct {
 	// NetNS is a file descriptor of the network namespace. It must remain open while Routes is used. 0 or less selects the
 	// calling thread's namespace.
 	NetNS int
-	// Disabled makes all methods return without an effect.
+	// Disabled makes all methods return without any effect.
 	Disabled bool
 	// Inject is for tests. It is called before each change; if it returns an error, the change fails.
 	Inject func(step string) error
 }
 
-// Undo reverts changes. The methods of Routes never return a nil Undo. Call it at most once.
+// Undo reverts changes. The methods of Routes never return a nil Undo. It must be called at most once.
 type Undo func() error
 
-// change is one change of the kernel's state, with the function that reverts it.
+// change is one change of the kernel's state. It contains the function that reverts it.
 type change struct {
 	what     string
 	do, undo func() error

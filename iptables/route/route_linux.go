@@ -17,23 +17,23 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/nlsocket"
 )
 
-// Routes manages the routing of one namespace. It is not safe for concurrent use.
+// Routes manages the policy routing of one namespace. It is not safe for concurrent use.
 type Routes struct {
 	cfg  Config
-	turn *namespace.Lock // held by the caller; nil if each call enters the namespace itself
+	turn *namespace.Lock // lock of the caller; nil if each call enters the namespace itself
 }
 
 // New returns the Routes of a namespace.
 func New(cfg Config) *Routes { return &Routes{cfg: cfg} }
 
-// WithLock returns a Routes that uses a namespace lock that the caller holds.
+// WithLock returns a Routes that uses the namespace lock t, which the caller holds.
 func (r *Routes) WithLock(t *namespace.Lock) *Routes { return &Routes{cfg: r.cfg, turn: t} }
 
 // loopback is the index of lo, the first interface of every namespace.
 const loopback = 1
 
-// session is a netlink connection for rules, routes and addresses. Rare requests use the netlink library, whose connection
-// is opened on first use.
+// session is a netlink connection for rules, routes and addresses. Rare requests use the netlink library. Its
+// connection is opened when it is first used.
 type session struct {
 	*nlsocket.Socket
 	origin  *Routes
@@ -84,7 +84,7 @@ func (s *session) handle() (_ *netlink.Handle, err error) {
 	return s.library, nil
 }
 
-// family is an address family with the kernel's number for it.
+// family is an address family, with the number that the kernel uses for it.
 type family struct {
 	name   string
 	number int
@@ -110,7 +110,7 @@ func steeredFamilies(want *iptables.Routing, of iptables.Families) []family {
 	return families(of)
 }
 
-// Add adds the wanted rules, routes and addresses of the families that do not exist. If want is nil, it adds nothing.
+// Add adds those wanted rules, routes and addresses of the families that do not exist. If want is nil, it adds nothing.
 func (r *Routes) Add(want *iptables.Routing, of iptables.Families) (Undo, error) {
 	if want == nil || r.cfg.Disabled {
 		return run(nil, nil)
@@ -164,7 +164,7 @@ func (r *Routes) Prune(want *iptables.Routing, of iptables.Families) (Undo, erro
 	return r.run(append(changes, more...))
 }
 
-// run makes the changes. The returned undo enters the namespace again.
+// run makes the changes. The undo function that it returns enters the namespace again.
 func (r *Routes) run(changes []change) (Undo, error) {
 	return run(changes, r.cfg.Inject)
 }
@@ -176,7 +176,8 @@ func familyBit(f family) iptables.Families {
 	return iptables.IPv6
 }
 
-// withConnection calls f with the session. If the session is closed, as during an undo, it opens a new one.
+// withConnection calls f with the session. If the session is closed, which is the case during an undo, it opens a new
+// one.
 func (k *session) withConnection(f func(*session) error) error {
 	if !k.closed {
 		return f(k)
@@ -200,12 +201,12 @@ func withLibrary(f func(*netlink.Handle) error) func(*session) error {
 	}
 }
 
-// toggle returns a change that adds an object, and whose undo deletes it.
+// toggle returns a change that adds an object. Its undo function deletes the object.
 func (k *session) toggle(what string, add, del func(*session) error) change {
 	return change{"add " + what, func() error { return k.withConnection(add) }, func() error { return k.withConnection(del) }}
 }
 
-// reverse returns the inverse change: its undo is c.
+// reverse returns the reverse change. Its undo function is c.
 func (c change) reverse(what string) change {
 	return change{"remove " + what, c.undo, c.do}
 }
@@ -248,7 +249,7 @@ func explainRoute(err error, table int) error {
 	return err
 }
 
-// surplusRouting returns the changes that remove our unwanted routes and rules: routes first, as leftOver requires.
+// surplusRouting returns the changes that remove our unwanted routes and rules. Routes are first, as leftOver requires.
 func (k *session) surplusRouting(want *iptables.Routing, f family, keep bool) ([]change, error) {
 	rules, err := k.rules(f)
 	if err != nil {
@@ -310,7 +311,7 @@ func isLocalDefault(r netlink.Route) bool {
 	return ones == 0
 }
 
-// retryDump repeats a dump that a concurrent change interrupted.
+// retryDump repeats a dump if a concurrent change interrupted it.
 func retryDump[T any](dump func() (T, error)) (T, error) {
 	for range 10 {
 		out, err := dump()
@@ -328,7 +329,7 @@ func (k *session) rules(f family) ([]netlink.Rule, error) {
 	}
 	rules, err := retryDump(func() ([]netlink.Rule, error) { return h.RuleList(f.number) })
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
-		return nil, nil // the kernel does not support IPv6 or policy routing; adding a rule reports that
+		return nil, nil // the kernel does not support IPv6 or policy routing; an attempt to add a rule reports that
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading the %s policy rules: %w", f.name, err)
@@ -382,7 +383,7 @@ func (r *Routes) SetRouting(in *iptables.Installed) error {
 	return nil
 }
 
-// readAll reads our routing of the families. If rules is set, it also accepts an address PassthroughIPv6 that another
+// readAll reads our routing of these families. If rules is set, it also accepts an address PassthroughIPv6 that another
 // program added.
 func (k *session) readAll(of iptables.Families, rules bool) (*iptables.Routing, []string, error) {
 	var found []*iptables.Routing
@@ -433,7 +434,7 @@ func anyOf(list []*iptables.Routing) bool {
 	return false
 }
 
-// commonRouting returns the routing if all families have the same one. Otherwise it returns nil.
+// commonRouting returns the routing if it is the same for all families. Otherwise it returns nil.
 func commonRouting(list []*iptables.Routing) *iptables.Routing {
 	for _, r := range list {
 		if r == nil || list[0] == nil || r.Mark != list[0].Mark || r.Table != list[0].Table || r.Priority != list[0].Priority {
@@ -446,7 +447,8 @@ func commonRouting(list []*iptables.Routing) *iptables.Routing {
 	return list[0]
 }
 
-// read returns our rule of a family with its route, and texts that describe faults of them.
+// read returns our rule of a family with its route. It also returns texts that describe faults of the rule and the
+// route.
 func (k *session) read(f family) (*iptables.Routing, []string, error) {
 	rules, err := k.rules(f)
 	if err != nil {

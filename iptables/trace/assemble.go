@@ -22,13 +22,13 @@ const (
 // quietPeriod is the time without messages after which a packet's trace is complete.
 const quietPeriod = 50 * time.Millisecond
 
-// Limits of the number of packets in progress, and of the steps per packet.
+// Limits of the number of packets whose traces are in progress, and of the steps per packet.
 const (
 	maxTraces = 1000
 	maxSteps  = 200
 )
 
-// ruleKey identifies a rule in the kernel.
+// ruleKey identifies a rule within the kernel.
 type ruleKey struct {
 	family       byte
 	table, chain string
@@ -38,7 +38,7 @@ type ruleKey struct {
 // assembler groups the kernel's trace messages by packet.
 type assembler struct {
 	names      map[ruleKey]string     // rule comments
-	rules      map[string]ruleInChain // our rules, by ID
+	rules      map[string]ruleInChain // our rules by ID
 	interfaces func(index uint32) string
 	traces     map[uint32]*packetTrace
 	now        func() time.Time
@@ -53,7 +53,7 @@ type ruleInChain struct {
 type packetTrace struct {
 	Packet
 	last time.Time
-	// looped holds the headers of a packet that was sent on lo, until it is received on lo.
+	// looped contains the headers of a packet that was sent on lo, until the packet is received on lo.
 	looped   headers
 	reported bool
 }
@@ -71,7 +71,7 @@ func newAssembler(rules *iptables.RuleSet, names map[ruleKey]string, interfaces 
 	return g
 }
 
-// addMessage adds one trace message to its packet.
+// addMessage adds a trace message to the trace of its packet.
 func (g *assembler) addMessage(m message) {
 	w := g.findOrCreate(m)
 	if w == nil {
@@ -81,7 +81,7 @@ func (g *assembler) addMessage(m message) {
 	switch {
 	case m.table == traceTable && m.headers.known:
 		w.recordEnd(m, g.interfaces)
-	case m.table == traceTable || m.handle == 0 && m.kind != kindPolicy: // a message of our trace rules, or the end of a chain: not a step
+	case m.table == traceTable || m.handle == 0 && m.kind != kindPolicy: // not a step, but a message of our trace rules or of the end of a chain
 	case m.kind == kindRule && len(w.Steps) < maxSteps:
 		w.addStep(g.ruleStep(m))
 	case m.kind == kindPolicy && m.policy == verdictDrop:
@@ -98,7 +98,7 @@ func (g *assembler) findOrCreate(m message) *packetTrace {
 	if !m.headers.known || len(g.traces) >= maxTraces {
 		return nil
 	}
-	// When a packet that was sent on lo is received there, it has a new trace ID. The headers identify it.
+	// When a packet that was sent on lo is received there, it has a new trace ID. It is identified by its headers.
 	for _, w := range g.traces {
 		if m.in != 0 && w.looped == m.headers {
 			w.looped = headers{}

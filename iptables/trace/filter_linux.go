@@ -32,7 +32,8 @@ type selector struct {
 // newSelector installs the table. It must be called on a thread in the namespace.
 func newSelector(f Filter) (*selector, error) {
 	conn, table, err := ownedtable.Table(traceTable)
-	if errors.Is(err, unix.EPERM) { // the table of another trace exists; a missing privilege has already failed the listing of rules
+	// The table of another trace exists; if privileges were missing, the listing of rules would have failed before.
+	if errors.Is(err, unix.EPERM) {
 		return nil, errors.New("another trace runs in this namespace: wait until it ends, or stop it")
 	}
 	if err != nil {
@@ -62,7 +63,7 @@ func newSelector(f Filter) (*selector, error) {
 
 func (s *selector) Close() error { return ownedtable.Close(s.conn, s.table) }
 
-// choose adds rules to the chain that enable tracing for the packets that the filter selects.
+// choose adds rules to the chain that enable tracing for the packets that the filter matches.
 func (s *selector) choose(chain *nftables.Chain, f Filter) {
 	if chain.Name == chainCame && f.UID != nil {
 		return

@@ -14,8 +14,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
-// Run traces packets and calls report for each packet whose trace is complete. It returns when ctx ends, after cfg.For, or
-// after cfg.Packets packets. It needs CAP_NET_ADMIN in the namespace.
+// Run traces packets, and calls report for each packet whose trace is complete. It returns when ctx ends, after
+// cfg.For, or after cfg.Packets packets. It requires CAP_NET_ADMIN in the namespace.
 func Run(ctx context.Context, cfg Config, report func(Packet) error) error {
 	if cfg.For <= 0 {
 		cfg.For = 10 * time.Second
@@ -40,7 +40,8 @@ type kernel struct {
 	links    map[uint32]string
 }
 
-// open opens all sockets, and installs the trace rules, on a thread in the namespace. Other threads can use the sockets.
+// open opens all sockets and installs the trace rules. It does so on a thread in the namespace. Other threads can use
+// the sockets afterwards.
 func open(cfg Config) (k *kernel, err error) {
 	k = &kernel{links: map[uint32]string{}}
 	err = namespace.Do(cfg.NetNS, func() error {
@@ -59,7 +60,7 @@ func open(cfg Config) (k *kernel, err error) {
 		if k.events, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{Groups: 1 << (unix.NFNLGRP_NFTRACE - 1)}); err != nil {
 			return fmt.Errorf("subscribing to the kernel's trace messages: %w", err)
 		}
-		_ = k.events.SetReadBuffer(1 << 20) // best effort: the kernel may limit the size
+		_ = k.events.SetReadBuffer(1 << 20) // ignore the error, because the kernel may limit the size
 		k.selector, err = newSelector(cfg.Filter)
 		return err
 	})
@@ -90,7 +91,7 @@ func (k *kernel) close() error {
 // ErrLost is returned if trace messages were lost. The packets that were reported before are complete.
 var ErrLost = errors.New("trace messages were lost, because the kernel sent them faster than they were read: select fewer packets")
 
-// listen reports packets until maxPackets are reported or ctx ends.
+// listen reports packets until it has reported maxPackets or ctx ends.
 func (k *kernel) listen(ctx context.Context, maxPackets int, report func(Packet) error) error {
 	reported := 0
 	reportAll := func(done []Packet) error {
@@ -126,8 +127,8 @@ func (k *kernel) listen(ctx context.Context, maxPackets int, report func(Packet)
 	return errors.Join(reportAll(k.removeFinished(time.Now(), true)), err)
 }
 
-// drainTimeout limits the time for reading the queued messages at the end of a trace. It is needed because the kernel may
-// continue to send messages.
+// drainTimeout limits how long queued messages are read at the end of a trace. Without it, this might not end, because
+// the kernel may continue to send messages.
 const drainTimeout = 2 * time.Second
 
 // pollTimeout is the timeout for reading messages that should already be queued.
@@ -142,8 +143,8 @@ func (k *kernel) drain() error {
 	}
 }
 
-// processMessages waits for trace messages until the specified time, and processes them. It then processes queued messages
-// for a limited time. It returns true if the queue is empty.
+// processMessages waits for trace messages until the time in until, and processes them. It then processes queued
+// messages for a limited time. It returns true if the queue is empty.
 func (k *kernel) processMessages(until time.Time) (all bool, err error) {
 	for end := until.Add(quietPeriod / 2); ; until = time.Now().Add(pollTimeout) {
 		received, err := receive(k.events, until)
@@ -169,8 +170,8 @@ func (k *kernel) processMessages(until time.Time) (all bool, err error) {
 	}
 }
 
-// receive waits for messages until the specified time. If that time has passed, which is possible on a busy machine, it
-// reads queued messages without a deadline: with an expired deadline, the connection would not return them.
+// receive waits for messages until the time in until. On a busy machine, that time may have passed already. It then
+// reads queued messages without a deadline, because the connection returns none if its deadline has passed.
 func receive(conn *netlink.Conn, until time.Time) ([]netlink.Message, error) {
 	if err := conn.SetReadDeadline(until); err != nil {
 		return nil, err

@@ -45,7 +45,7 @@ const (
 	verdictReturn   = -5
 )
 
-// message is one trace message of the kernel about a packet.
+// message is one trace message of the kernel. It is about one packet.
 type message struct {
 	id           uint32 // the packet's trace ID
 	family       byte   // address family of the table
@@ -60,7 +60,8 @@ type message struct {
 	headers      headers
 }
 
-// headers holds the parts of a packet's headers that the tracer uses. If the message has no headers, it is the zero value.
+// headers contains those parts of a packet's headers that the tracer uses. It is the zero value if the message has no
+// headers.
 type headers struct {
 	protocol byte
 	from, to netip.AddrPort
@@ -136,7 +137,8 @@ func (m *message) decodeVerdict(d *netlink.AttributeDecoder) error {
 	return d.Err()
 }
 
-// decodeHeaders parses addresses and ports. protocol is the NFPROTO number of the network header; 0 if unknown.
+// decodeHeaders parses addresses and ports. protocol is the NFPROTO number of the network header, or 0 if it is
+// unknown.
 func decodeHeaders(protocol uint32, network, transport []byte) headers {
 	var h headers
 	var from, to netip.Addr

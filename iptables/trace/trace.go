@@ -1,6 +1,6 @@
 // Package trace reports how the kernel handles live packets: each matching rule, with its ID, and where the packet is
-// delivered. It enables the kernel's packet tracing by rules in a separate nftables table, which exists only during the
-// trace. Rules of iptables-legacy are not traced.
+// delivered. It enables the kernel's packet tracing with rules in a separate nftables table, which exists only during
+// the trace. Traces do not contain rules of iptables-legacy.
 package trace
 
 import (
@@ -19,13 +19,13 @@ const MaxDuration = 10 * time.Minute
 type Config struct {
 	// NetNS is a file descriptor of the network namespace. 0 or less selects the calling thread's namespace.
 	NetNS int
-	// Rules is the installed rule set, from which steps get their rule IDs and reasons. If it is nil, steps get only the
-	// rule comments that the kernel stores.
+	// Rules is the installed rule set. It provides the rule IDs and reasons of the steps. If it is nil, steps contain
+	// only the rule comments that the kernel stores.
 	Rules  *iptables.RuleSet
 	Filter Filter
-	// For is the duration, at most MaxDuration; 0 means 10 seconds.
+	// For is the duration of the trace, at most MaxDuration; 0 means 10 seconds.
 	For time.Duration
-	// Packets is the maximum number of reported packets; 0 means 20.
+	// Packets is the maximum number of packets that are reported; 0 means 20.
 	Packets int
 }
 
@@ -34,9 +34,9 @@ type Filter struct {
 	Protocol iptables.Protocol
 	From, To netip.Prefix
 	Port     uint16  // destination port
-	UID      *uint32 // only packets sent by processes of the user
-	// All includes all packets of TCP connections. By default, only the first packet (SYN) is traced, because redirection
-	// decides about that one.
+	UID      *uint32 // only packets that processes of this user send
+	// All includes all packets of TCP connections. By default, only the first packet (SYN) is traced, because
+	// redirection depends on that packet.
 	All bool
 }
 
@@ -47,8 +47,8 @@ type Packet struct {
 	From      netip.AddrPort     `json:"from"`
 	To        netip.AddrPort     `json:"to"`
 	Direction iptables.Direction `json:"direction"`
-	// Interface is the interface through which the packet arrived. For an outbound packet, it is the interface to which the
-	// packet was routed before redirection.
+	// Interface is the interface through which the packet arrived. For an outbound packet, it is the interface to which
+	// the kernel routed the packet before redirection.
 	Interface string `json:"interface"`
 	Steps     []Step `json:"steps"`
 	End       string `json:"end"`

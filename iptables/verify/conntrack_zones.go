@@ -10,11 +10,12 @@ import (
 )
 
 // proveZones tests the conntrack zones of DNS. It sends queries from the proxy and from an application to the same
-// resolvers from the same source ports, in both orders.
+// resolvers, from the same source ports, in both orders.
 //
-// The agent's query is sent to the resolver, but the application's is redirected to the agent. Without zones, conntrack
-// treats the two queries as one connection. A reply must be in the zone of its query. Otherwise a firewall does not
-// recognize the resolver's reply, and the kernel does not translate the agent's reply to come from the resolver's address.
+// The kernel sends the agent's query to the resolver, but redirects the application's query to the agent. Without
+// zones, conntrack treats the two queries as one connection. A reply must be in the zone of its query. Otherwise a
+// firewall does not recognize the resolver's reply, and the kernel does not replace the source address of the agent's
+// reply by that of the resolver.
 func (s *sampler) proveZones(ctx context.Context, harness packetSender) (proofs []Proof, err error) {
 	var first, second []sample
 	for _, p := range s.dnsQueries() {

@@ -9,8 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// candidates yields packets from every owner that the rules name, to every port and address that the rules name, and to
-// some other ones. There can be millions, so they are generated lazily.
+// candidates yields packets from every owner that the rules name to every port and address that the rules name, and to
+// some other ports and addresses. There can be millions of packets, so they are generated only when needed.
 func (s *sampler) candidates() iter.Seq[iptables.Packet] {
 	return func(yield func(iptables.Packet) bool) {
 		for some := range s.packetGroups(s.collectNames()) {
@@ -99,7 +99,7 @@ func throughInterface(name string, all []iptables.Packet) []iptables.Packet {
 	return all
 }
 
-// ruleReferences lists the values that the rules match, without duplicates.
+// ruleReferences contains the values that the rules match, without duplicates.
 type ruleReferences struct {
 	ports      []uint16
 	uids, gids []uint32
@@ -181,9 +181,9 @@ func (s *sampler) packetsPerOwner(n ruleReferences, to netip.Addr, port uint16) 
 // thousand entries, findSamples would need minutes without this limit.
 const maxWork = 20_000_000
 
-// findSamples finds for each rule a packet that can be sent and would arrive elsewhere without the rule. If no such packet
-// exists, for example because another rule has the same effect, it returns a packet that matches the rule. left is the
-// number of rules without a matching packet when maxWork was reached or the context ended.
+// For each rule, findSamples searches for a packet that can be sent, and that would arrive elsewhere without the rule.
+// If no such packet exists, for example because another rule has the same effect, it returns a packet that matches the
+// rule. left is the number of rules without a matching packet when maxWork was reached or the context ended.
 func (s *sampler) findSamples(ctx context.Context) (all []sample, left int) {
 	type half struct { // a rule for both address families needs a packet of each
 		rule *iptables.Rule
@@ -250,13 +250,14 @@ func withoutRule(rules *iptables.RuleSet, not *iptables.Rule) *iptables.RuleSet 
 	return &damaged
 }
 
-// expectsAddress reports whether lo should have the address: it is in 127.0.0.0/8, or the rule set adds it.
+// expectsAddress reports whether lo should have the address, because it is in 127.0.0.0/8 or the rule set adds it.
 func (s *sampler) expectsAddress(p netip.Prefix) bool {
 	return p.Addr().Is4() && p.Addr().IsLoopback() ||
 		s.rules.Routing != nil && slices.Contains(s.rules.Routing.LoopbackAddresses, p)
 }
 
-// addressIn returns an address of the prefix. It avoids the first address, which can be the network address.
+// addressIn returns an address in the prefix. It does not return the first address, because that can be the network
+// address.
 func addressIn(p netip.Prefix) netip.Addr {
 	if p.IsSingleIP() || p.Bits() == 0 {
 		return p.Addr()

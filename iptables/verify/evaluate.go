@@ -20,7 +20,7 @@ type Proof struct {
 	Want string `json:"want"`
 	Got  string `json:"got"`
 	OK   bool   `json:"ok"`
-	// Consequence describes what is wrong for this kind of traffic; "" if the packet arrived as expected.
+	// Consequence describes what does not work for this kind of traffic; "" if the packet arrived as expected.
 	Consequence string `json:"consequence,omitempty"`
 	// Unproven is the reason why the packet could not be sent.
 	Unproven string        `json:"unproven,omitempty"`
@@ -30,7 +30,7 @@ type Proof struct {
 	via       string // the interface of the namespace through which the packet was sent or received
 }
 
-// outcome is the destination of a packet, in a form that allows comparison of the expected with the actual one.
+// outcome is the destination of a packet in a form in which the expected and the actual one can be compared.
 type outcome struct {
 	end  iptables.End
 	port uint16 // for a redirected packet, the port to which it was redirected
@@ -70,7 +70,8 @@ func sameOutcome(p iptables.Packet, want, got outcome) bool {
 
 // judge compares a packet's actual outcome with the one that the rules should cause.
 func judge(s sample, e iptables.Explanation, a packettest.Arrival) Proof {
-	a.Transparent = a.Transparent && s.Mark == 0 // if the packet was sent with a mark, its mark does not prove that a rule set it
+	// If the packet was sent with a mark, its mark does not prove that a rule set it.
+	a.Transparent = a.Transparent && s.Mark == 0
 	want, got := expectedOutcome(e), actualOutcome(s.Packet, a)
 	p := Proof{Subject: s.subject(), Want: want.describe(s, ""), Got: got.describe(s, a.String()), Took: a.Took, want: want, got: got, via: s.via}
 	if e.Decision != nil {

@@ -20,7 +20,7 @@ type Report struct {
 	Proofs []Proof `json:"proofs,omitempty"`
 	// Notes lists observations that are not faults.
 	Notes []string `json:"notes,omitempty"`
-	// Unproven lists what could not be verified with packets, and why.
+	// Unproven lists what packets could not verify, with the reasons.
 	Unproven []string      `json:"unproven,omitempty"`
 	Took     time.Duration `json:"took_ns"`
 
@@ -67,7 +67,7 @@ func (r *Report) Err() error {
 	return &Mismatch{parts}
 }
 
-// Mismatch is the error that the redirection of a namespace differs from the expected one.
+// Mismatch is the error if the redirection of a namespace differs from the expected one.
 type Mismatch struct{ Findings []string }
 
 // maxErrorFindings is the maximum number of findings in the error text. The report contains all findings.

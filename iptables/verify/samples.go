@@ -11,11 +11,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/packettest"
 )
 
-// endpoints holds the link and the addresses that samples use.
+// endpoints contains the link and the addresses that samples use.
 type endpoints struct {
-	link      string                           // inbound packets arrive and outbound packets leave through it
-	own       map[iptables.Families]netip.Addr // the namespace's address
-	near, far map[iptables.Families]netip.Addr // the addresses of the link's ends: in the namespace, and outside
+	link string                           // inbound packets arrive, and outbound packets leave, through this link
+	own  map[iptables.Families]netip.Addr // the namespace's address
+	// The addresses of the link's ends: near is in the namespace, and far is outside.
+	near, far map[iptables.Families]netip.Addr
 }
 
 func (p *endpoints) families() (all []iptables.Families) {
@@ -30,7 +31,7 @@ func (p *endpoints) families() (all []iptables.Families) {
 // sample is a packet to send.
 type sample struct {
 	iptables.Packet
-	rule       string            // ID of the rule that it tests; "" if it does not test a single rule
+	rule       string            // ID of the rule that the sample tests; "" if it does not test a single rule
 	sourcePort uint16            // 0: any
 	via        string            // the tested interface through which it is sent or received; "" for the harness's link and lo
 	own        bool              // the destination is the pod itself
@@ -38,7 +39,7 @@ type sample struct {
 	answerer   *packettest.Owner // the process in the namespace that receives the packet and replies
 }
 
-// sampler generates packets that show the effect of rules. port, user and group are default values that no rule names.
+// sampler generates packets that show the effect of rules. port, user and group are defaults; no rule names them.
 type sampler struct {
 	endpoints
 	rules *iptables.RuleSet
@@ -47,9 +48,10 @@ type sampler struct {
 	group uint32
 	// foreign lists the destinations that rules of other programs name.
 	foreign []iptables.NamedDestination
-	// singleUser reports that this process cannot send as another user; user and group are then its own.
+	// singleUser reports whether this process cannot send packets as another user. user and group are then its own.
 	singleUser bool
-	// socketsOnly reports that inbound packets cannot be sent, and packets that leave the namespace cannot be observed.
+	// socketsOnly reports whether only sockets are available. Inbound packets can then not be sent, and packets that
+	// leave the namespace not be observed.
 	socketsOnly bool
 }
 
@@ -70,8 +72,9 @@ func (s *sampler) canSend(p *iptables.Packet) bool {
 	return p.Interface == "lo" && p.To.Port() == s.port // unprivileged processes can listen on s.port
 }
 
-// canTraverse reports whether a packet through an interface of the namespace, other than lo, can be sent. It returns false
-// for an inbound packet to another host that is not captured: the namespace would forward it into a network.
+// canTraverse reports whether a packet can be sent through an interface of the namespace other than lo. It returns
+// false for an inbound packet to another host that is not captured, because the namespace would forward it into a
+// network.
 func (s *sampler) canTraverse(p *iptables.Packet) bool {
 	switch {
 	case s.socketsOnly:
@@ -94,8 +97,9 @@ func newSampler(rules *iptables.RuleSet, at endpoints, by packettest.Sender) *sa
 	return s
 }
 
-// samples returns packets of each kind, and one for each rule. That packet would arrive elsewhere without the rule, or at
-// least matches the rule. left is the number of rules without a packet, because of maxSamples, maxWork or the end of ctx.
+// samples returns packets of each kind, and one packet for each rule. The latter would arrive elsewhere without the
+// rule or, if there is no such packet, at least matches the rule. left is the number of rules without a packet, because
+// of maxSamples, maxWork or the end of ctx.
 func (s *sampler) samples(ctx context.Context) (all []sample, left int) {
 	seen := map[string]bool{}
 	add := func(one sample) {
@@ -154,8 +158,8 @@ func (s *sampler) chooseUnnamed() (port uint16, user, group uint32) {
 	return port, user, group
 }
 
-// outsideAddress returns an address outside the pod that is in no CIDR of a rule except 0.0.0.0/0 or ::/0. It prefers
-// documentation addresses.
+// outsideAddress returns an address outside the pod. It is in no CIDR that a rule names, except 0.0.0.0/0 and ::/0.
+// Documentation addresses are preferred.
 func (s *sampler) outsideAddress(f iptables.Families) netip.Addr {
 	candidates := []string{"203.0.113.77", "198.51.100.77", "192.0.2.77", "100.64.7.7", "10.77.7.7"}
 	if f == iptables.IPv6 {
@@ -188,7 +192,7 @@ func loopback(f iptables.Families) netip.Addr {
 	return netip.MustParseAddr("127.0.0.1")
 }
 
-// basicPackets returns packets of common kinds, independently of the rules.
+// basicPackets returns packets of common kinds, which do not depend on the rules.
 func (s *sampler) basicPackets() (all []iptables.Packet) {
 	for _, f := range s.families() {
 		for _, protocol := range []iptables.Protocol{iptables.TCP, iptables.UDP} {
@@ -201,7 +205,7 @@ func (s *sampler) basicPackets() (all []iptables.Packet) {
 	return all
 }
 
-// maxForeign is the maximum number of tested destinations of other programs' rules.
+// maxForeign is the maximum number of destinations in rules of other programs that are tested.
 const maxForeign = 30
 
 // foreignDestinations returns the destinations that rules of other programs match, without duplicates.
@@ -244,9 +248,9 @@ func (s *sampler) foreignPackets() (all []iptables.Packet) {
 	return all
 }
 
-// forwardedPackets returns connections of a transparent proxy to the application, with the client's address as the source.
-// They are established only if the connection mark routes the replies to the proxy. Their destination is the near address,
-// so that misrouted replies stay in the harness.
+// forwardedPackets returns connections of a transparent proxy to the application, with the client's address as the
+// source. Such a connection is established only if the connection mark makes the kernel route the replies to the proxy.
+// The destination is the near address, so that misrouted replies stay in the harness.
 func (s *sampler) forwardedPackets() (all []iptables.Packet) {
 	mark, uids := transparentVerdict(s.rules).Mark.Value, s.collectNames().uids
 	if mark == 0 || len(uids) == 0 || s.socketsOnly {
@@ -329,7 +333,7 @@ func protocolName(p iptables.Protocol) string {
 	return "TCP"
 }
 
-// unverifiable describes the traffic that cannot be verified, and the missing privileges.
+// unverifiable describes the traffic that cannot be verified, and which privileges are missing.
 func (s *sampler) unverifiable() (all []string) {
 	if s.socketsOnly {
 		all = append(all, "inbound traffic: sending packets from outside needs CAP_NET_ADMIN and CAP_NET_RAW")

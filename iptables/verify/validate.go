@@ -11,12 +11,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/packettest"
 )
 
-// NotCaptured is the exit code of the validation if traffic is not captured. Controllers that repair pods check for it.
+// NotCaptured is the exit code of the validation if traffic is not captured. Controllers that repair pods test for it.
 const NotCaptured = 126
 
-// Validate verifies with packets only, without reading rules, that traffic is captured as the rule set defines. It is for
-// an init container that runs before the proxy. With CAP_NET_ADMIN and CAP_NET_RAW it sends all test packets. Without
-// them, it sends only packets that sockets of its own user can send and receive. Check the result with Report.Captured.
+// Validate verifies that traffic is captured as the rule set defines. It sends packets, and does not read rules. It is
+// for an init container that runs before the proxy. With CAP_NET_ADMIN and CAP_NET_RAW it sends all test packets.
+// Without them, it sends only packets that sockets of its own user can send and receive. Report.Captured returns the
+// result.
 func Validate(ctx context.Context, cfg Config) (*Report, error) {
 	began := time.Now()
 	cfg.Backend = nil
@@ -66,7 +67,8 @@ func (r *Report) proveBySockets(ctx context.Context, cfg Config) error {
 	for i := range r.Proofs {
 		r.Proofs[i].judgeUnwatched(all[i])
 	}
-	r.Unproven = append(unprovenReasons(cfg.Want, r.Proofs), s.unverifiable()...) // replaces the error of opening a harness
+	// Replaces the reason why no harness was opened.
+	r.Unproven = append(unprovenReasons(cfg.Want, r.Proofs), s.unverifiable()...)
 	return errors.Join(err, sockets.Close())
 }
 
@@ -82,10 +84,10 @@ func capturePorts(rules *iptables.RuleSet) (all []uint16) {
 	return all
 }
 
-// judgeUnwatched completes the proof of a packet that arrived at none of the sockets. If a transparent proxy should receive
-// it, the kernel drops it: the proxy does not run, and an unprivileged process cannot open a transparent socket. The packet
-// then counts as captured, because it did not arrive elsewhere. A packet to the outside that should be redirected has left
-// the namespace.
+// judgeUnwatched completes the proof of a packet that arrived at none of the sockets. If a transparent proxy should
+// receive the packet but does not run, the kernel drops it, and an unprivileged process cannot open a transparent
+// socket instead. The packet then counts as captured, because it did not arrive elsewhere. If the kernel should
+// redirect a packet to the outside, but it arrived at no socket, it has left the namespace.
 func (p *Proof) judgeUnwatched(s sample) {
 	if p.Unproven != "" || p.got.end != iptables.Dropped && p.got.end != iptables.Refused {
 		return

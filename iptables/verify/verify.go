@@ -35,8 +35,8 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// Run verifies a namespace. The report contains all differences; Run returns an error only if it cannot verify. It removes
-// everything that it created, and processes of the namespace do not receive test packets.
+// Run verifies a namespace. The report contains all differences. Run returns an error only if the verification itself
+// fails. It removes all objects that it created. Processes of the namespace do not receive test packets.
 func Run(ctx context.Context, cfg Config) (*Report, error) {
 	began := time.Now()
 	r := &Report{Families: cfg.Want.Families}
@@ -66,7 +66,7 @@ func (r *Report) read(ctx context.Context, cfg Config) error {
 	return r.readForeign(ctx, cfg)
 }
 
-// readForeign reads the rules of other programs and adds notes on them, if the backend supports that.
+// readForeign reads the rules of other programs, if the backend supports that. It adds notes about them.
 func (r *Report) readForeign(ctx context.Context, cfg Config) (err error) {
 	sees, ok := cfg.Backend.(interface {
 		Foreign(context.Context) ([]iptables.ForeignChain, error)
@@ -88,7 +88,7 @@ func (r *Report) readForeign(ctx context.Context, cfg Config) (err error) {
 	return nil
 }
 
-// packetSender sends packets and observes their arrival.
+// packetSender sends packets and observes where they arrive.
 type packetSender interface {
 	Families() []iptables.Families
 	Addresses(iptables.Families) ([]netip.Addr, error)
@@ -98,8 +98,8 @@ type packetSender interface {
 	Close() error
 }
 
-// sendPackets sends the test packets through a harness. Without the permission to create one, it sends no packets and adds
-// the reason to Unproven.
+// sendPackets sends the test packets through a harness. If it has no permission to create one, it sends no packets and
+// adds the reason to Unproven.
 func (r *Report) sendPackets(ctx context.Context, cfg Config) error {
 	harness, err := packettest.Open(ctx, cfg.harness())
 	if errors.Is(err, packettest.ErrNotPermitted) {
@@ -118,7 +118,7 @@ func (cfg *Config) harness() packettest.Config {
 	return packettest.Config{NetNS: cfg.NetNS, Timeout: cfg.Timeout, Log: cfg.Log, TransparentMark: v.Mark, TransparentPort: v.Port}
 }
 
-// transparentVerdict returns the verdict of the TPROXY rules, or the zero value if the rule set has none.
+// transparentVerdict returns the verdict of the TPROXY rules, or the zero value if there are no such rules.
 func transparentVerdict(rules *iptables.RuleSet) (v iptables.Verdict) {
 	for _, chain := range rules.Chains {
 		for _, r := range chain.Rules {
@@ -203,8 +203,8 @@ func send(ctx context.Context, want *iptables.RuleSet, harness packetSender, all
 	return proofs, nil
 }
 
-// retryFailed resends the packets that did not arrive as expected, and replaces their proofs. The first failure can be a
-// timeout on a busy machine.
+// retryFailed sends the packets again that did not arrive as expected, and replaces their proofs. On a busy machine,
+// the first failure can be a timeout.
 func retryFailed(ctx context.Context, want *iptables.RuleSet, harness packetSender, all []sample, proofs []Proof) error {
 	var failed []sample
 	var at []int
@@ -236,8 +236,8 @@ func (s *sample) packet() packettest.Packet {
 	return p
 }
 
-// unprovenReasons returns the reasons why packets could not be sent, without duplicates, and the interfaces that rules name
-// but no test packet used.
+// unprovenReasons returns the reasons why packets could not be sent, without duplicates. It also returns the interfaces
+// that rules name but that no test packet used.
 func unprovenReasons(want *iptables.RuleSet, proofs []Proof) (all []string) {
 	add := func(text string) {
 		if !slices.Contains(all, text) {

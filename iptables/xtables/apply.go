@@ -14,7 +14,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/conntrack"
 )
 
-// change is the change of our part of one table, by one tool.
+// change is a change that one tool makes to our part of one table.
 type change struct {
 	tool     tool
 	table    iptables.Table
@@ -50,10 +50,10 @@ func (b *Backend) replace(ctx context.Context, rules *iptables.RuleSet) error {
 	return b.liftLeftoverGuards(ctx, before)
 }
 
-// replaceOver changes the installed state from before to the rule set. It adds required routing before the rules that use
-// it, and removes obsolete routing after them. If more than one table changes, of both families together, it blocks new
-// connections with guards: a connection between two changes could be misdirected. If the process is killed, the guards
-// remain, so that a pod is never partly captured.
+// replaceOver changes the installed state from before to the rule set. It adds required routing before the rules that
+// use it, and removes obsolete routing after them. If more than one table changes, of both families together, it blocks
+// new connections with guards, because a connection between two changes could be misdirected. If the process is killed,
+// the guards remain, so that a pod is never partly captured.
 func (b *Backend) replaceOver(ctx context.Context, before tableView, rules *iptables.RuleSet, undone *rollback) error {
 	plans, err := b.plan(before, rules)
 	if err != nil {
@@ -84,14 +84,14 @@ func (b *Backend) replaceOver(ctx context.Context, before tableView, rules *ipta
 	return nil
 }
 
-// plan is the wanted state of one family.
+// plan is the state that one address family should have.
 type plan struct {
 	family iptables.Families
 	texts  []tableText
 	tools  []tool // tools that may install the texts, in the order in which they are tried; empty if texts is
 }
 
-// firstTool returns the tool that is tried first, or nil if there is nothing to install.
+// firstTool returns the tool that is tried first. It returns nil if there is nothing to install.
 func (p *plan) firstTool() *tool {
 	if len(p.tools) == 0 {
 		return nil
@@ -139,15 +139,14 @@ func (b *Backend) guardAll(ctx context.Context, before tableView, plans []plan, 
 	return nil
 }
 
-// guardTools returns the tools that can block a family's new connections: first best, which makes the changes, then the
-// others.
+// guardTools returns the tools that can block a family's new connections. The first is best, which makes the changes.
 func (b *Backend) guardTools(best tool) []tool {
 	others := slices.DeleteFunc(b.toolsOf(best.family), func(t tool) bool { return t == best })
 	return append([]tool{best}, others...)
 }
 
-// applyFamily makes the changes of one family. It tries one flavour after the other, because the kernel may support the
-// rules in only one of them.
+// applyFamily makes the changes of one address family. It tries one flavour after the other, because the kernel may
+// support the rules in only one of them.
 func (b *Backend) applyFamily(ctx context.Context, before tableView, p plan, undone *rollback) error {
 	if len(p.tools) == 0 {
 		return b.execute(ctx, b.changes(before, p.family, nil, nil), undone)
@@ -198,8 +197,8 @@ func (b *Backend) changes(before tableView, family iptables.Families, chosen *to
 	return append(first, rest...)
 }
 
-// wantedState returns the wanted state of our part of a table of the chosen tool. made reports that the table does not exist
-// and must be created.
+// wantedState returns the wanted state of our part of a table of the chosen tool. made reports whether the table does
+// not exist yet and must be created.
 func wantedState(texts []tableText, table iptables.Table, was *saved, t tool) (to ownRules, made bool) {
 	for i := range texts {
 		if texts[i].table == table {
@@ -211,7 +210,7 @@ func wantedState(texts []tableText, table iptables.Table, was *saved, t tool) (t
 }
 
 // isEquivalent reports whether two states have equivalent rules. It compares decoded rules, because the kernel does not
-// print rules as they were written.
+// print rules in the form in which they were written.
 func isEquivalent(from, to ownRules, family iptables.Families) bool {
 	if len(from.jumps) != len(to.jumps) || len(from.chains) != len(to.chains) {
 		return false
@@ -253,7 +252,7 @@ func areEquivalentRules(got, want []string) bool {
 	return true
 }
 
-// execute makes the changes. Consecutive changes of one tool are made by one run of the program.
+// execute makes the changes. One run of a program makes all consecutive changes of one tool.
 func (b *Backend) execute(ctx context.Context, changes []change, undone *rollback) error {
 	for len(changes) > 0 {
 		n := slices.IndexFunc(changes, func(c change) bool { return c.tool != changes[0].tool })

@@ -30,7 +30,7 @@ type tool struct {
 	flavour Flavour
 	save    string
 	restore string
-	waits   bool // the restore program supports --wait
+	waits   bool // the restore program supports the option --wait
 }
 
 func (t tool) String() string { return fmt.Sprintf("%s-%s", program(t.family), t.flavour) }
@@ -42,8 +42,8 @@ func program(family iptables.Families) string {
 	return "iptables"
 }
 
-// standardFolders are searched after $PATH, because container runtimes may start CNI plugins without the sbin directories in
-// $PATH.
+// standardFolders are searched after $PATH. Container runtimes may start CNI plugins with a $PATH that lacks the sbin
+// directories.
 var standardFolders = []string{"/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"}
 
 func lookUp(name string) (string, error) {
@@ -59,8 +59,8 @@ func lookUp(name string) (string, error) {
 	return "", err
 }
 
-// findTools searches for the binaries of a family. It returns at most one tool per flavour. The error names the binaries that
-// exist but do not work.
+// findTools searches for the binaries for an address family. It returns at most one tool per flavour. The error names
+// the binaries that exist but do not work.
 func findTools(ctx context.Context, family iptables.Families) ([]tool, error) {
 	var tools []tool
 	var errs []error
@@ -107,8 +107,8 @@ func examine(ctx context.Context, family iptables.Families, path string) (tool, 
 	return t, nil
 }
 
-// version returns the output of the binary's --version. It uses a timeout, which go-iptables does not, and therefore runs
-// before it.
+// version returns the output of the binary's --version. It has a timeout. It is called before go-iptables runs the
+// binary, because go-iptables has none.
 func version(ctx context.Context, path string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, versionLimit)
 	defer cancel()

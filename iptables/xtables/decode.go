@@ -11,11 +11,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// errNotInModel is the error for an installed rule that iptables.Rule cannot express.
+// errNotInModel is the error for an installed rule that the type iptables.Rule cannot express.
 var errNotInModel = errors.New("the rule model cannot express it")
 
-// decodeRule decodes a rule of iptables-save's output, without "-A chain". It returns errNotInModel for rules that renderRule
-// never writes.
+// decodeRule decodes a rule in the output of iptables-save, without "-A chain". It returns errNotInModel for rules that
+// renderRule never writes.
 func decodeRule(line string) (iptables.Rule, error) {
 	words, err := split(line)
 	if err != nil {
@@ -69,7 +69,7 @@ func (d *decoder) option() error {
 
 var negatable = []string{"-s", "-d", "-o", "--dport", "--dports", "--uid-owner", "--gid-owner", "--mark", "--src-range", "--dst-range"}
 
-// decoders maps the options that renderRule writes to their decoders.
+// decoders maps each option that renderRule writes to its decoder.
 var decoders = map[string]func(*decoder) error{
 	"-s": func(d *decoder) error { return d.address(&d.rule.Match.Source, &d.rule.Match.NotSource) },
 	"-d": func(d *decoder) error { return d.address(&d.rule.Match.Destination, &d.rule.Match.NotDestination) },
@@ -108,7 +108,8 @@ func (d *decoder) word(to *string) error {
 	return nil
 }
 
-// setNegation records the negation of an option. If several options form one condition, it fails if only some are negated.
+// setNegation records whether an option is negated. If several options form one condition, it fails if only some of
+// them are negated.
 func (d *decoder) setNegation(already bool, negated *bool) error {
 	switch {
 	case negated == nil && d.negated, already && negated != nil && (*negated != d.negated || !d.negated):

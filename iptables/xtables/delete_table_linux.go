@@ -9,7 +9,7 @@ import (
 )
 
 // dropTable removes a table that we created, unless another program has added chains or rules to it. It uses nftables,
-// because iptables cannot remove a table. It only logs failures.
+// because iptables cannot remove a table. It logs failures and does not return them.
 func (b *Backend) dropTable(t tool, table iptables.Table, ours ownRules) {
 	if t.flavour != NFT || !madeFor(ours) {
 		return
@@ -29,8 +29,8 @@ func (b *Backend) dropEmpty(family iptables.Families, name string) error {
 		if err != nil {
 			return err
 		}
-		// Close the connection in the background: the kernel blocks close for 10 ms and more, until no processor uses the
-		// removed rules. During that time, new connections of the other family could be blocked by a guard.
+		// Close the connection in the background: the kernel blocks close for 10 ms and more, until no processor uses
+		// the removed rules. During that time, a guard could still block new connections of the other address family.
 		defer func() { go func() { _ = c.CloseLasting() }() }()
 		table := &nftables.Table{Name: name, Family: kind}
 		chains, err := c.ListChainsOfTableFamily(kind)

@@ -25,8 +25,8 @@ func HasLegacyChains(ctx context.Context, netns int) (bool, error) {
 	}), err
 }
 
-// ForeignLegacyChains returns the built-in chains of iptables-legacy that have rules of other programs, or the policy DROP.
-// Parameters and errors are those of HasLegacyChains.
+// ForeignLegacyChains returns the built-in chains of iptables-legacy that have rules of other programs, or the policy
+// DROP. Its parameters and errors are the same as those of HasLegacyChains.
 func ForeignLegacyChains(ctx context.Context, netns int) (all []iptables.ForeignChain, err error) {
 	tables, err := readLegacyTables(ctx, netns)
 	for _, t := range tables {
@@ -115,7 +115,7 @@ func (t *legacyTable) foreignChains() (all []iptables.ForeignChain) {
 	return all
 }
 
-// namedDestinations returns the destinations that a rule matches. Of a port range, it returns the first port.
+// namedDestinations returns the destinations that a rule matches. For a port range, it uses the first port.
 func namedDestinations(rule string) (all []iptables.NamedDestination) {
 	words, err := split(rule)
 	if err != nil {
@@ -125,7 +125,7 @@ func namedDestinations(rule string) (all []iptables.NamedDestination) {
 	for i := 0; i+1 < len(words); i++ {
 		value := words[i+1]
 		switch words[i] {
-		case "--comment": // skip the comment, which may look like an option
+		case "--comment": // skip the comment, because it may look like an option
 			i++
 		case "-d":
 			text, _, _ := strings.Cut(value, "/")

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// maxWords is the maximum number of words of a rule that shortenRule does not shorten. iptables-restore's limit is 255,
-// including the words before the rule.
+// maxWords is the maximum number of words of a rule; shortenRule shortens longer rules. iptables-restore's limit is
+// 255, including the words before the rule.
 const maxWords = 200
 
 var ownerWords = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(` -m owner ! (--[ug]id-owner) ([0-9]+)`) })

@@ -9,7 +9,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// decodeTable decodes our part of a table into chains of the model. strange lists the rules that cannot be decoded.
+// decodeTable decodes our part of a table to chains of the model. strange lists the rules that cannot be decoded.
 func decodeTable(s *saved, family iptables.Families) (chains []iptables.Chain, strange []string) {
 	if s == nil {
 		return nil, nil
@@ -44,9 +44,9 @@ func decodeTable(s *saved, family iptables.Families) (chains []iptables.Chain, s
 	return append(others, chains...), strange
 }
 
-// decodeBuiltin decodes our jumps in a built-in chain. called maps our chains to which it jumps unconditionally to their
-// base chains in the model; base has the other jumps. strange lists jumps that cannot be decoded, and rules of other
-// programs before ours, which may hide packets from our rules.
+// decodeBuiltin decodes our jumps in a built-in chain. called contains our chains to which it jumps without a
+// condition, with their base chains in the model. base contains the other jumps. strange lists jumps that cannot be
+// decoded. It also lists rules of other programs before ours, because our rules may not see packets that those match.
 func decodeBuiltin(table iptables.Table, c savedChain) (base iptables.Chain, called map[string]iptables.Chain, strange []string) {
 	base = iptables.Chain{Table: table, Name: c.name, Hook: iptables.Hook(c.name)}
 	called = map[string]iptables.Chain{}
@@ -91,7 +91,8 @@ func decodeRules(table iptables.Table, c savedChain, family iptables.Families) (
 	return joinRules(rules, family), strange
 }
 
-// joinRules merges adjacent rules into the one rule of the model from which renderRule made them.
+// joinRules joins adjacent rules that renderRule made from one rule of the model. The result contains the rule of the
+// model in their place.
 func joinRules(rules []iptables.Rule, family iptables.Families) []iptables.Rule {
 	var out []iptables.Rule
 	for len(rules) > 0 {
@@ -136,7 +137,7 @@ func joinParts(parts []iptables.Rule, family iptables.Families) (iptables.Rule, 
 	return one, true
 }
 
-// unionOf returns the union as a new list. It does not modify a, which is compared later.
+// unionOf returns the union as a new list. It does not modify a, because a is compared later.
 func unionOf[T comparable](a, b []T) []T {
 	out := slices.Clone(a)
 	for _, x := range b {
@@ -192,7 +193,7 @@ func mergeRules(v4, v6 []iptables.Rule) []iptables.Rule {
 	return out
 }
 
-// limitToFamily limits a rule to one family, unless its addresses already limit it.
+// limitToFamily limits a rule to one family. It changes nothing if the rule's addresses already have that effect.
 func limitToFamily(r iptables.Rule, family iptables.Families) iptables.Rule {
 	if len(r.Match.Source)+len(r.Match.Destination) == 0 {
 		r.Match.Families = family

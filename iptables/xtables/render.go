@@ -11,18 +11,19 @@ import (
 )
 
 const (
-	// ownPrefix is the name prefix of our chains that Istio does not define.
+	// ownPrefix is the name prefix of our chains that do not exist in Istio.
 	ownPrefix = "PILOTFISH_"
-	// contractPrefix is the name prefix of chains that Istio defines.
+	// contractPrefix is the name prefix of our chains that also exist in Istio.
 	contractPrefix = "ISTIO_"
-	// jumpComment is the prefix of the comment of our jump in a built-in chain. The target chain's name in the model follows.
+	// jumpComment is the prefix of the comment of our jump in a built-in chain. The name of the target chain in the
+	// model follows the prefix.
 	jumpComment = "pilotfish "
 )
 
 // tables lists the tables in the order in which a packet traverses them.
 var tables = []iptables.Table{iptables.Raw, iptables.Mangle, iptables.NAT, iptables.Filter}
 
-// families lists the address families. Each has separate binaries.
+// families lists the address families. Each has its own iptables binaries.
 var families = []iptables.Families{iptables.IPv4, iptables.IPv6}
 
 // tableText is the part of a rule set for one table and family, in iptables-restore syntax.
@@ -38,8 +39,8 @@ type chainText struct {
 	rules []string // rules without "-A chain"
 }
 
-// Text returns the rule set for a family in iptables-restore syntax, as Apply installs it in a namespace without rules. If
-// the rule set does not apply to the family, it returns "".
+// Text returns the rule set for a family in iptables-restore syntax, as Apply installs it in a namespace that has no
+// rules. If the rule set does not apply to the family, it returns "".
 func Text(rules *iptables.RuleSet, family iptables.Families) (string, error) {
 	texts, err := render(rules, family)
 	if err != nil {
@@ -160,7 +161,8 @@ func product(lines, alternatives []string) []string {
 	return out
 }
 
-// renderMatch returns a list of conditions. Each is a list of alternatives, one of which must hold.
+// renderMatch returns a list of conditions, all of which must be met. Each condition is a list of alternatives, one of
+// which must be met.
 func renderMatch(m iptables.Match) [][]string {
 	var out [][]string
 	add := func(alternatives ...string) {
@@ -205,7 +207,7 @@ func not(negated bool) string {
 	return ""
 }
 
-// renderAddresses returns the alternatives of an address condition. It renders "none of several prefixes" with match
+// renderAddresses returns the alternatives of an address condition. For "none of several prefixes", it uses the match
 // iprange, because iptables accepts only one address for source and destination.
 func renderAddresses(one, span string, prefixes []netip.Prefix, negated bool) []string {
 	if negated && len(prefixes) > 1 {

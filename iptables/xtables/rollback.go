@@ -20,8 +20,8 @@ type rollback struct {
 	lifts   []func(context.Context) error // functions that remove the guards
 }
 
-// run reverts the completed changes in reverse order, then the routing, and removes the guards. It does so even if ctx has
-// ended.
+// run reverts the completed changes in reverse order, then the routing, and then removes the guards. It does so even if
+// ctx has ended.
 func (u *rollback) run(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
@@ -48,8 +48,8 @@ func (u *rollback) liftGuards(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// revert restores the previous state of a table. It reads the current rules first: iptables may print them in another form
-// than they were written, and a rule is deleted by its printed form.
+// revert restores the previous state of a table. It reads the current rules before that. iptables may print rules in a
+// form that differs from the written one, and the printed form is necessary to delete a rule.
 func (b *Backend) revert(ctx context.Context, c change) error {
 	now, err := b.tablesOf(ctx, c.tool)
 	if err != nil {
@@ -78,12 +78,12 @@ const (
 	guardChain = ownPrefix + "GUARD"
 )
 
-// guarded lists the built-in chains to which the guard is added: for inbound, forwarded (virtual machines) and outbound
-// connections.
+// guarded lists the built-in chains to which the guard is added. They are for inbound, forwarded (virtual machines) and
+// outbound connections.
 var guarded = []string{"INPUT", "FORWARD", "OUTPUT"}
 
-// guard installs rules that drop the first packets of a family's new connections. The senders retransmit these packets. lift
-// removes the rules. guard tries the tools in order, until one can install the rules.
+// guard installs rules that drop the first packets of a family's new connections. The senders retransmit these packets.
+// lift removes the rules. guard tries the tools in order until one installs the rules.
 func (b *Backend) guard(ctx context.Context, tools []tool) (lift func(context.Context) error, err error) {
 	var refused []error
 	for _, t := range tools {
@@ -133,8 +133,8 @@ func (b *Backend) lift(ctx context.Context, t tool, from ownRules) error {
 	return nil
 }
 
-// liftLeftoverGuards removes the guards that existed before: a killed process left them behind. It is called after the rules
-// are installed.
+// liftLeftoverGuards removes guards that remain from a process that was killed. It is called after the rules are
+// installed.
 func (b *Backend) liftLeftoverGuards(ctx context.Context, before tableView) error {
 	for t, all := range before {
 		if guardOf(tableOf(all, guardTable)).empty() {
@@ -153,7 +153,7 @@ func (b *Backend) liftLeftoverGuards(ctx context.Context, before tableView) erro
 	return nil
 }
 
-// madeByUs reports whether we created the table, which the comments of our jumps record.
+// madeByUs reports whether we created the table. The comments of our jumps contain this information.
 func madeByUs(s *saved) bool { return madeFor(ownOf(s)) || madeFor(guardOf(s)) }
 
 func madeFor(o ownRules) bool {

@@ -18,7 +18,7 @@ import (
 // namespace is the network namespace in which programs run.
 type namespace struct {
 	fd   int           // file descriptor; 0 or less selects the calling thread's namespace
-	lock *netlock.Lock // namespace lock that programs inherit; nil for none
+	lock *netlock.Lock // namespace lock, which programs inherit; nil for none
 }
 
 func (n namespace) runInside(f func() error) error { return netlock.Do(n.fd, f) }
@@ -26,15 +26,16 @@ func (n namespace) runInside(f func() error) error { return netlock.Do(n.fd, f) 
 const (
 	commandLimit = 40 * time.Second // longer than iptables waits for its lock
 	versionLimit = 5 * time.Second
-	// drainLimit limits the time for reading the output after a program exits. If the binary is a wrapper, its child processes
-	// may hold the output open. A busy machine can need a second after a normal exit.
+	// drainLimit limits how long the output of a program is read after the program has exited. If the binary is a
+	// wrapper script, its child processes may hold the output open. On a busy machine, reading the output after a
+	// normal exit can take a second.
 	drainLimit  = 10 * time.Second
 	outputLimit = 16 << 20
 )
 
-// ownLock is the lock file for iptables-legacy. It is different in each process, so programs never wait for this lock, which
-// is not needed: the caller holds the namespace lock. The default lock file is shared by all namespaces of the host, so
-// changes in other namespaces would delay this one.
+// ownLock is the lock file for iptables-legacy. It is a different file in each process, so programs never wait for this
+// lock. The lock is not necessary, because the caller holds the namespace lock. All namespaces of the host share the
+// default lock file, so changes in other namespaces would delay this one.
 const ownLock = "/proc/self/comm"
 
 // run runs an iptables program in the namespace and returns its output.
@@ -52,7 +53,7 @@ func (n namespace) run(ctx context.Context, input, path string, args ...string) 
 	cmd.WaitDelay = drainLimit
 	var out, trouble limitedBuffer
 	cmd.Stdout, cmd.Stderr = &out, &trouble
-	// A child process inherits the namespace of the thread that starts it.
+	// The child process inherits the namespace of the thread that starts it.
 	if err := n.runInside(cmd.Start); err != nil {
 		return "", err
 	}
@@ -73,8 +74,8 @@ func errorOutput(said string) string {
 	return strings.Join(strings.FieldsFunc(said, func(r rune) bool { return r == '\n' }), "; ")
 }
 
-// limitedBuffer retains the first outputLimit bytes that are written to it. It does not embed bytes.Buffer: io.Copy would
-// call ReadFrom and bypass Write.
+// limitedBuffer retains the first outputLimit bytes that are written to it. It does not embed bytes.Buffer, because
+// io.Copy would then call ReadFrom and bypass Write.
 type limitedBuffer struct {
 	buffer bytes.Buffer
 	full   bool
@@ -91,8 +92,8 @@ func (b *limitedBuffer) Write(p []byte) (int, error) {
 
 func (b *limitedBuffer) String() string { return b.buffer.String() }
 
-// legacyTables returns the names of the namespace's iptables-legacy tables. The caller must read only these tables, because
-// reading a table that does not exist creates it.
+// legacyTables returns the names of the namespace's iptables-legacy tables. The caller must read only these tables,
+// because the kernel creates a table that does not exist when it is read.
 func (n namespace) legacyTables() (map[iptables.Families][]string, error) {
 	names := map[iptables.Families][]string{}
 	err := n.runInside(func() error {
@@ -100,9 +101,9 @@ func (n namespace) legacyTables() (map[iptables.Families][]string, error) {
 		defer runtime.UnlockOSThread()
 		for family, file := range map[iptables.Families]string{iptables.IPv4: "ip_tables_names", iptables.IPv6: "ip6_tables_names"} {
 			data, err := os.ReadFile("/proc/thread-self/net/" + file)
-			// The file does not exist if the kernel does not support iptables-legacy, or has not loaded the module. The
-			// permission is denied if the namespace belongs to a user namespace that had no mapped users when it was created
-			// (unshare --user --net). Only the machine's root can then read the file.
+			// The file does not exist if the kernel does not support iptables-legacy or has not loaded its module.
+			// Permission is denied if the namespace belongs to a user namespace that had no mapped users when it was
+			// created (unshare --user --net). Only the machine's root can then read the file.
 			if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrPermission) {
 				return fmt.Errorf("listing the tables of iptables-legacy: %w", err)
 			}

@@ -85,7 +85,7 @@ func tableOf(all []saved, table iptables.Table) *saved {
 	return &all[i]
 }
 
-// jump is a rule of ours in a built-in chain. It jumps to one of our chains.
+// jump is one of our rules in a built-in chain. It jumps to one of our chains.
 type jump struct {
 	chain    string
 	position int // position in the chain; the first is 1
@@ -105,7 +105,7 @@ func ownOf(s *saved) ownRules {
 	return part(s, func(chain string) bool { return ours(chain) && chain != guardChain })
 }
 
-// guardOf returns the guard's chain and jumps in a filter table.
+// guardOf returns the guard's chain, and the jumps to it, in a filter table.
 func guardOf(s *saved) ownRules {
 	return part(s, func(chain string) bool { return chain == guardChain })
 }
@@ -138,7 +138,7 @@ func jumpTarget(rule string) string {
 	}
 	for i := 0; i+1 < len(words); i++ {
 		switch words[i] {
-		case "--comment": // skip the comment, which may look like an option
+		case "--comment": // skip the comment, because it may look like an option
 			i++
 		case "-j", "-g":
 			return words[i+1]
@@ -147,7 +147,7 @@ func jumpTarget(rule string) string {
 	return ""
 }
 
-// wantedPart returns our part of a table as it is after the text is installed.
+// wantedPart returns our part of a table as it will be when the text is installed.
 func wantedPart(t *tableText, madeTable bool) ownRules {
 	var o ownRules
 	if t == nil {
@@ -162,7 +162,7 @@ func wantedPart(t *tableText, madeTable bool) ownRules {
 	return o
 }
 
-// madeMark is the suffix of a jump's comment in a table that we created. It makes Clean remove the table too.
+// madeMark is the suffix of a jump's comment in a table that we created. Because of it, Clean removes the table too.
 const madeMark = " (and its table)"
 
 func jumpRule(c chainText, madeTable bool) string {
@@ -212,7 +212,7 @@ func union(a, b []savedChain) []string {
 	return names
 }
 
-// split splits a rule into words, and resolves the quoting of iptables-save.
+// split splits a rule into words. It resolves the quoting of iptables-save.
 func split(line string) ([]string, error) {
 	var words []string
 	var word strings.Builder

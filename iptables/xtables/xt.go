@@ -18,15 +18,16 @@ type Config struct {
 	// NetNS is a file descriptor of the network namespace, which the caller closes. 0 or less selects the calling thread's
 	// namespace.
 	NetNS int
-	// Flavour forces one flavour. If it is "", each family uses the flavour that has rules, or else the first that works.
+	// Flavour forces one flavour. If it is "", each address family uses the flavour that has rules, or otherwise the
+	// first that works.
 	Flavour Flavour
 	// Logger logs the selection of binaries and its reason; nil discards the log.
 	Logger *slog.Logger
-	// RulesOnly disables changes and reads of routing.
+	// RulesOnly makes the back end neither read nor change routing.
 	RulesOnly bool
 	// Lock is the namespace lock that the caller holds. If it is nil, each call acquires the lock.
 	Lock *netlock.Lock
-	// Inject is for tests. It is called before each step of a change; if it returns an error, the step fails.
+	// Inject is for tests. It is called before each step of a change. If it returns an error, the step fails.
 	Inject func(step string) error
 }
 
