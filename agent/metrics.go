@@ -10,8 +10,8 @@ import (
 func (a *Agent) mergedMetrics() status.Metrics {
 	c := a.Config.Metrics
 	m := status.Metrics{Applications: c.Applications, OnlyLoopback: c.OnlyLoopback, MaxApplicationBytes: c.MaxApplicationBytes, AllowReservedNames: c.AllowReservedNames,
-		HiddenSuffixes: bootstrap.DrainOnlyStats(a.bootstrap)}
-	if a.envoy != nil && c.Envoy {
+		HiddenSuffixes: bootstrap.DrainOnlyStats(a.bootstrap), WithoutEnvoy: !c.Envoy}
+	if a.envoy != nil {
 		m.Envoy = func() string {
 			if i := a.envoy.currentInstance(); i != nil {
 				return adminURL(i.admin.Address()) + "/stats/prometheus"

@@ -31,6 +31,7 @@ import (
 func sidecarAt(t *testing.T, ip string) Config {
 	c := sidecar()
 	c.Bind = addr(t, ip)
+	c.Metadata = map[string]any{unpackMetadata: "false"} // no agent serves the statistics
 	return c
 }
 

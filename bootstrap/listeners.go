@@ -17,17 +17,19 @@ type port struct {
 	statPrefix string
 	paths      []string
 	cluster    string
-	compress   bool // compress responses if the client accepts that
-	meshOnly   bool // accept only clients with a certificate of the mesh
-	proxied    bool // a load balancer may send a PROXY protocol header first
+	rewrite    string // path prefix at the cluster; empty: unchanged
+	compress   bool   // compress responses if the client accepts that
+	meshOnly   bool   // accept only clients with a certificate of the mesh
+	proxied    bool   // a load balancer may send a PROXY protocol header first
 }
 
 func staticListeners(c Config, a *anyBuilder) []*listenerv3.Listener {
 	open := c.openAddresses()
 	metrics := port{
 		addresses: c.metricsAddresses(), number: c.PrometheusPort,
-		statPrefix: "stats", paths: []string{statsPath}, cluster: statsCluster, compress: true,
+		statPrefix: "stats", paths: []string{statsPath}, compress: true,
 	}
+	metrics.cluster, metrics.rewrite = c.statsTarget()
 	ready := port{
 		addresses: open, number: c.ReadinessPort,
 		statPrefix: "agent", paths: []string{"/healthz/ready"}, cluster: agentCluster,
@@ -35,7 +37,7 @@ func staticListeners(c Config, a *anyBuilder) []*listenerv3.Listener {
 	}
 	listeners := []*listenerv3.Listener{forwardingListener(c, a, metrics), forwardingListener(c, a, ready)}
 	for _, secure := range []port{
-		{number: c.SecureMetricsPort, statPrefix: "secure_stats", paths: []string{statsPath}, cluster: statsCluster},
+		{number: c.SecureMetricsPort, statPrefix: "secure_stats", paths: []string{statsPath}, cluster: metrics.cluster, rewrite: metrics.rewrite},
 		{number: c.SecureMergedMetricsPort, statPrefix: "secure_merged_stats", paths: []string{statsPath, "/metrics"}, cluster: agentCluster},
 	} {
 		if secure.number != 0 {
@@ -46,7 +48,19 @@ func staticListeners(c Config, a *anyBuilder) []*listenerv3.Listener {
 	return listeners
 }
 
-const statsPath = "/stats/prometheus"
+// Paths of Envoy's statistics at Envoy, and at the agent, which unpacks their labels.
+const (
+	statsPath         = "/stats/prometheus"
+	unpackedStatsPath = "/stats/envoy"
+)
+
+// statsTarget returns the cluster that serves Envoy's statistics, and their path there if it differs from statsPath.
+func (c Config) statsTarget() (cluster, path string) {
+	if c.unpacksLabels() {
+		return agentCluster, unpackedStatsPath
+	}
+	return statsCluster, ""
+}
 
 // metricsAddresses returns the addresses on which Envoy serves statistics without TLS.
 func (c Config) metricsAddresses() []string {
@@ -64,7 +78,7 @@ func forwardingListener(c Config, a *anyBuilder, p port) *listenerv3.Listener {
 		ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: a.add(&hcmv3.HttpConnectionManager{
 			CodecType:      hcmv3.HttpConnectionManager_AUTO,
 			StatPrefix:     p.statPrefix,
-			RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: pathsTo(p.cluster, p.paths)},
+			RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: pathsTo(p)},
 			HttpFilters:    httpFilters(c, a, p),
 		})},
 	}}}
@@ -108,13 +122,14 @@ func proxyProtocol(a *anyBuilder) *listenerv3.ListenerFilter {
 	}
 }
 
-func pathsTo(cluster string, paths []string) *routev3.RouteConfiguration {
+func pathsTo(p port) *routev3.RouteConfiguration {
 	all := &routev3.VirtualHost{Name: "backend", Domains: []string{"*"}}
-	for _, path := range paths {
+	for _, path := range p.paths {
 		all.Routes = append(all.Routes, &routev3.Route{
 			Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: path}},
 			Action: &routev3.Route_Route{Route: &routev3.RouteAction{
-				ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: cluster},
+				ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: p.cluster},
+				PrefixRewrite:    p.rewrite,
 			}},
 		})
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -127,8 +128,22 @@ func nodeLocality(labels map[string]string, otherwise string) *corev3.Locality {
 // filesMetadata notifies the control plane that the cluster filesCluster serves the secrets in files.
 const filesMetadata = "file-credential"
 
+// unpackMetadata informs the control plane that the metrics may have packed labels, because every reader of Envoy's
+// statistics reads them through the agent, which unpacks them.
+const unpackMetadata = "PILOTFISH_UNPACKS_LABELS"
+
+// unpacksLabels reports whether the agent serves Envoy's Prometheus ports. The user can disable it in the metadata. A
+// statistics sink and a custom bootstrap are readers that would receive packed labels.
+func (c Config) unpacksLabels() bool {
+	if text, ok := c.Metadata[unpackMetadata]; ok {
+		wanted, _ := strconv.ParseBool(fmt.Sprint(text))
+		return wanted
+	}
+	return len(c.Custom) == 0 && !c.hasStatsSinks()
+}
+
 // nodeMetadata returns c.Metadata with the entries that this package sets. These entries override those in c.Metadata.
-// Lists and booleans are strings, as Istio's control plane expects.
+// Addresses and booleans are strings, as Istio's control plane expects.
 func nodeMetadata(c Config) (*structpb.Struct, error) {
 	m := maps.Clone(c.Metadata)
 	if m == nil {
@@ -154,6 +169,9 @@ func nodeMetadata(c Config) (*structpb.Struct, error) {
 	}
 	if c.FilesSocket != "" {
 		set(filesMetadata, "true")
+	}
+	if c.unpacksLabels() {
+		set(unpackMetadata, "true")
 	}
 	if _, ok := m["ISTIO_VERSION"]; !ok {
 		set("ISTIO_VERSION", c.IstioVersion)

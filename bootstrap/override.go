@@ -55,7 +55,19 @@ func customizedTree(c Config) (result tree, warnings []string, err error) {
 	if err := validateResult(result, own, author); err != nil {
 		return nil, nil, attributeError(c, err, own)
 	}
+	if sinks, _ := result["stats_sinks"].([]any); len(sinks) > 0 {
+		forbidPackedLabels(result)
+	}
 	return result, unknown, nil
+}
+
+// forbidPackedLabels informs the control plane that not all readers of the statistics can unpack labels.
+func forbidPackedLabels(t tree) {
+	if node, ok := t["node"].(tree); ok {
+		if metadata, ok := node["metadata"].(tree); ok && metadata[unpackMetadata] == "true" {
+			delete(metadata, unpackMetadata)
+		}
+	}
 }
 
 // notParsedError reports a document that is neither JSON nor YAML, or a template where templates are not supported.

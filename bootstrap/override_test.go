@@ -22,6 +22,7 @@ func TestAnOverrideMergesAsEnvoyMergesIt(t *testing.T) {
 	base := sidecar()
 	base.ProxyConfig.ProxyAdminPort = 15000
 	base.PrometheusPort, base.ReadinessPort = 15090, 15021
+	base.Metadata = map[string]any{unpackMetadata: "false"} // the statistics sink would remove it
 	yaml := `{static_resources: {clusters: [{name: more, type: STATIC, connect_timeout: 3s}]},
 		stats_config: {use_all_default_tags: true, stats_tags: [{tag_name: a, regex: "(a=(.*?);)"}]},
 		node: {metadata: {TEAM: shop, LABELS: {tier: front}}, locality: {zone: elsewhere}},

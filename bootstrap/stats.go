@@ -302,6 +302,10 @@ func statsSinks(c Config, a *anyBuilder) []*metricsv3.StatsSink {
 	return sinks
 }
 
+func (c Config) hasStatsSinks() bool {
+	return metricsService(c.ProxyConfig).GetAddress() != "" || c.expand(c.ProxyConfig.GetStatsdUdpAddress()) != ""
+}
+
 func statsdSink(address string, a *anyBuilder) *metricsv3.StatsSink {
 	host, portText, err := net.SplitHostPort(address)
 	port, portErr := strconv.ParseUint(portText, 10, 16)

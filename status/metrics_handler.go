@@ -84,21 +84,11 @@ type scrape struct {
 func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	s.metrics.scrapes.Inc()
 	took := timeoutOf(r)
-	// The write deadline is later than the scraper's timeout, so that a scrape ends by its timeout and not by a broken
-	// connection.
-	response := http.NewResponseController(w)
-	_ = response.SetWriteDeadline(time.Now().Add(took + 10*time.Second))
-	ctx, cancel := context.WithTimeout(r.Context(), took)
-	defer cancel()
-	done, ok := s.scrapes.acquire(ctx, r.RemoteAddr, func() {
-		cancel()
-		_ = response.SetWriteDeadline(time.Now())
-	})
+	ctx, done, ok := s.acquireScrape(w, r, took)
+	defer done()
 	if !ok {
-		http.Error(w, "too many concurrent scrapes; retry later", http.StatusServiceUnavailable)
 		return
 	}
-	defer done()
 	defer processors.UseAll()() // the sources are read, merged and compressed in parallel
 	kit := s.buffers.get()
 	sc := s.begin(ctx, r, took, kit)
@@ -112,6 +102,25 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", format.ContentType())
 	sc.writeTo(w, r, kit, format)
 	s.buffers.put(kit)
+}
+
+// acquireScrape waits until a scrape may start. If that lasts too long, it writes an error response and ok is false. The
+// context of the scrape ends after took. The caller must call done.
+func (s *Server) acquireScrape(w http.ResponseWriter, r *http.Request, took time.Duration) (ctx context.Context, done func(), ok bool) {
+	// The write deadline is later than the scraper's timeout, so that a scrape ends by its timeout and not by a broken
+	// connection.
+	response := http.NewResponseController(w)
+	_ = response.SetWriteDeadline(time.Now().Add(took + 10*time.Second))
+	ctx, cancel := context.WithTimeout(r.Context(), took)
+	release, ok := s.scrapes.acquire(ctx, r.RemoteAddr, func() {
+		cancel()
+		_ = response.SetWriteDeadline(time.Now())
+	})
+	if !ok {
+		http.Error(w, "too many concurrent scrapes; retry later", http.StatusServiceUnavailable)
+		return ctx, cancel, false
+	}
+	return ctx, func() { release(); cancel() }, true
 }
 
 func (sc *scrape) writeTo(w http.ResponseWriter, r *http.Request, kit *scrapeBuffers, format exposition.Format) {
@@ -138,7 +147,7 @@ func (s *Server) begin(ctx context.Context, r *http.Request, took time.Duration,
 		sc.apps = append(sc.apps, s.startRequest(ctx, src, app.URL, accept, r.Header))
 	}
 	checked := s.startReadinessChecks()
-	if address := s.envoyStats(r.URL.RawQuery); address != "" {
+	if address := s.envoyStats(r.URL.RawQuery); address != "" && !s.Metrics.WithoutEnvoy {
 		sc.envoy = &source{kind: sourceEnvoy, until: end, limits: exposition.Limits{Families: maxEnvoyFamilies}, hidden: s.Metrics.HiddenSuffixes}
 		s.requestAhead(ctx, sc.envoy, address, acceptText)
 	}

@@ -47,7 +47,7 @@ const readinessWait = 20 * time.Millisecond
 // The channel is closed when all checks have finished.
 func (s *Server) startReadinessChecks() (done <-chan struct{}) {
 	finished := make(chan struct{})
-	if s.Registerer == nil || s.Metrics.Envoy == nil {
+	if s.Registerer == nil || s.Metrics.Envoy == nil || s.Metrics.WithoutEnvoy {
 		close(finished)
 		return finished
 	}

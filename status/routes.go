@@ -14,12 +14,13 @@ func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz/ready", s.serveReady)
 	mux.HandleFunc("GET /healthz/live", s.serveLive)
-	var scrapes http.Handler = http.HandlerFunc(s.serveMetrics)
+	var scrapes, envoy http.Handler = http.HandlerFunc(s.serveMetrics), http.HandlerFunc(s.serveEnvoyStats)
 	if s.Metrics.OnlyLoopback {
-		scrapes = onlyLoopback(scrapes)
+		scrapes, envoy = onlyLoopback(scrapes), onlyLoopback(envoy)
 	}
 	mux.Handle("GET /metrics", scrapes)
 	mux.Handle("GET /stats/prometheus", scrapes)
+	mux.Handle("GET "+envoyStatsPath, envoy)
 	mux.HandleFunc("GET /{$}", serveIndex)
 
 	top := http.NewServeMux()
@@ -80,6 +81,7 @@ const index = `pilotfish agent
 GET  /healthz/ready     readiness, with reasons (?format=json)
 GET  /healthz/live      liveness, with reasons (?format=json)
 GET  /metrics           metrics of agent, Envoy and application (also /stats/prometheus)
+GET  /stats/envoy       metrics of Envoy only, as on its Prometheus port
 GET  /app-health/...    probes of the application, for a kubelet (also /app-lifecycle/...)
 POST /drain             start to drain (loopback)
 POST /quitquitquit      stop the agent and Envoy (loopback)

@@ -26,6 +26,8 @@ type Metrics struct {
 	Envoy func() string
 	// HiddenSuffixes are the suffixes of the names of Envoy's metric families that scrapes omit.
 	HiddenSuffixes []string
+	// WithoutEnvoy omits Envoy's statistics from /metrics.
+	WithoutEnvoy bool
 	// Applications are the targets in the pod. The series of the first one are unchanged; those of further ones have an
 	// additional label.
 	Applications []Application

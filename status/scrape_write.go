@@ -111,7 +111,7 @@ func (s *source) begin(m *exposition.Merger, rename bool) {
 	from := exposition.Source{Format: s.format, Limits: s.limits, Rename: rename, Reserved: s.reserved}
 	switch s.kind {
 	case sourceEnvoy:
-		from.Cut, from.Help, from.HiddenSuffixes = bareNames, envoyHelp, s.hidden
+		from.Cut, from.Help, from.HiddenSuffixes, from.Unpack = bareNames, envoyHelp, s.hidden, true
 	case sourceApplication: // readers of OpenMetrics reject a scrape with repeated series; readers of text format only warn
 		from.Once = m.Format() == exposition.OpenMetrics
 	}

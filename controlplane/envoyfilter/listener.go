@@ -11,6 +11,11 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
+// ChangesHTTPFilters reports whether patches may change the HTTP filters of listeners.
+func (s *Set) ChangesHTTPFilters() bool {
+	return len(s.selectPatches(func(p *patch) bool { return listenerPatchTypes[p.to] })) > 0
+}
+
 // Listeners applies the patches to a proxy's listeners. router: the proxy is a gateway. inbound is the name of the
 // listener that receives all inbound connections, or "". If a patch is for a port, it applies to those filter chains of
 // that listener that are for the port.

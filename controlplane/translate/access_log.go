@@ -12,6 +12,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
+// fileLogName is the name of Envoy's access logger that writes files.
+const fileLogName = "envoy.access_loggers.file"
+
 // accessLogs returns the access loggers of a filter chain that write log entries. metricLogs returns those that record
 // metrics.
 func (v proxyView) accessLogs(c chain) []*accesslogv3.AccessLog {
@@ -43,14 +46,14 @@ func (v proxyView) accessLogs(c chain) []*accesslogv3.AccessLog {
 // its service is unknown.
 func (v proxyView) accessLog(c chain, name string) *accesslogv3.AccessLog {
 	if name == snapshot.MeshLog {
-		return typedLog("envoy.access_loggers.file", &filev3.FileAccessLog{
+		return typedLog(fileLogName, &filev3.FileAccessLog{
 			Path:            v.s.Mesh.GetAccessLogFile(),
 			AccessLogFormat: &filev3.FileAccessLog_LogFormat{LogFormat: meshLogFormat(v.s.Mesh)},
 		})
 	}
 	switch p := v.telemetry().Provider(name).GetProvider().(type) {
 	case *meshconfig.MeshConfig_ExtensionProvider_EnvoyFileAccessLog:
-		return typedLog("envoy.access_loggers.file", fileLog(p.EnvoyFileAccessLog))
+		return typedLog(fileLogName, fileLog(p.EnvoyFileAccessLog))
 	case *meshconfig.MeshConfig_ExtensionProvider_EnvoyHttpAls:
 		return v.requestService(c, p.EnvoyHttpAls)
 	case *meshconfig.MeshConfig_ExtensionProvider_EnvoyTcpAls:

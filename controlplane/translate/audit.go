@@ -27,7 +27,7 @@ func (v proxyView) auditLog(t traffic, filter string) []*accesslogv3.AccessLog {
 		"request_id":       "%REQ(X-REQUEST-ID)%",
 	}
 	return []*accesslogv3.AccessLog{{
-		Name: "envoy.access_loggers.file",
+		Name: fileLogName,
 		Filter: &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_MetadataFilter{
 			MetadataFilter: &accesslogv3.MetadataFilter{
 				Matcher:            metadataMatcher(filter, []string{auditPrefix + "shadow_engine_result"}, stringValue(exact("denied"))),

@@ -125,7 +125,31 @@ func (v proxyView) httpFilters(t traffic) []*hcmv3.HttpFilter {
 	if v.p.OnDemand && t.side == outboundSide {
 		out = append(out, v.onDemandFilter())
 	}
+	if v.mayDisableFilters(t) {
+		disableRouteFilters(out)
+	}
 	return append(out, httpFilter("envoy.filters.http.router", &routerv3.Router{}))
+}
+
+// routeFilters are the filters that have an effect only on requests whose route configures them.
+var routeFilters = map[string]bool{
+	corsFilterName: true, faultFilterName: true, nameFilter: true, targetFilter: true, denyFilterName: true, allowFilterName: true, auditFilterName: true,
+}
+
+// disableRouteFilters disables the filters that routes configure. Envoy enables a filter for the requests whose route
+// configures it, and then creates only the enabled ones.
+func disableRouteFilters(filters []*hcmv3.HttpFilter) {
+	for _, f := range filters {
+		f.Disabled = routeFilters[f.GetName()]
+	}
+}
+
+// mayDisableFilters reports whether Envoy knows the final route of a request when it creates the filters. Filters of
+// plugins and EnvoyFilters, filters that verify tokens, and the on-demand filter may change the route later.
+// EnvoyFilters may also configure a filter for all routes.
+func (v proxyView) mayDisableFilters(t traffic) bool {
+	return !v.patches.ChangesHTTPFilters() && len(v.plugins()) == 0 && !(t.side == edgeSide && len(v.jwtFilters()) > 0) &&
+		!(v.p.OnDemand && t.side == outboundSide)
 }
 
 // callerFilters returns the outbound filters whose configuration is in the routes.

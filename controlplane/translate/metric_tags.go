@@ -64,6 +64,7 @@ func tagRules(otherwise *xdsmatcherv3.Matcher_OnMatch, match *xdsmatcherv3.Strin
 // Envoy knows only the client's address.
 func (v proxyView) tags(c chain, opening bool) []tag {
 	var out []tag
+	packs := v.packsLabels(c)
 	if c.side == inboundSide {
 		out = append(out, tag{name: "reporter", format: "destination", histograms: true})
 		out = append(out, v.callerTags(c, opening)...)
@@ -77,7 +78,7 @@ func (v proxyView) tags(c chain, opening bool) []tag {
 	} else {
 		out = append(out, tag{name: "reporter", format: "source", histograms: true})
 		out = append(out, v.ownTags("source")...)
-		out = append(out, calleeTags()...)
+		out = append(out, calleeTags(packs)...)
 		out = append(out, tag{name: "connection_security_policy", format: unknown, histograms: true})
 	}
 	if c.side == inboundSide && c.mtls && !opening {
@@ -85,17 +86,20 @@ func (v proxyView) tags(c chain, opening bool) []tag {
 	} else if c.side == inboundSide {
 		out = append(out, tag{name: "destination_principal", format: unknown})
 	}
-	return append(out, protocolTags(c)...)
+	return append(out, protocolTags(c, packs)...)
 }
 
-func protocolTags(c chain) []tag {
+func protocolTags(c chain, packs bool) []tag {
 	out := []tag{{name: "response_flags", format: "%RESPONSE_FLAGS%"}}
 	if !c.requests {
 		return append(out, tag{name: "request_protocol", format: "tcp"})
 	}
 	protocol := tag{name: "request_protocol", format: "%REQ(CONTENT-TYPE)%", rules: grpcOrHTTP}
-	if c.protocol == registry.GRPC {
+	switch {
+	case c.protocol == registry.GRPC:
 		protocol.format, protocol.rules = "grpc", nil
+	case packs: // the agent derives it from the gRPC status
+		protocol.format, protocol.rules = "", nil
 	}
 	return append(out, protocol,
 		tag{name: "response_code", format: "%RESPONSE_CODE%", histograms: true},
@@ -150,18 +154,27 @@ func (v proxyView) inboundService(number uint32) *registry.Service {
 	return nil
 }
 
+// serviceLabels are the labels of the upstream service, with their keys in the metadata of its clusters.
+var serviceLabels = []struct{ name, key string }{
+	{"destination_service", "host"}, {"destination_service_name", "name"}, {"destination_service_namespace", "namespace"},
+}
+
 // calleeTags returns the labels that describe the upstream service. Their values are from the metadata of the endpoint
 // and the cluster.
-func calleeTags() []tag {
+func calleeTags(packs bool) []tag {
 	var out []tag
-	for _, f := range peerFields {
-		out = append(out, tag{name: "destination_" + f.label, format: withFallback("UPSTREAM_METADATA", "istio:"+f.endpoint, f.unknown()), histograms: f.histograms})
-	}
-	for _, t := range []struct{ name, key string }{{"destination_service", "host"}, {"destination_service_name", "name"}, {"destination_service_namespace", "namespace"}} {
-		out = append(out, tag{name: t.name, format: withFallback("CLUSTER_METADATA", "istio:"+t.key, unknown), histograms: true})
+	if packs {
+		out = packedCalleeTags()
+	} else {
+		for _, f := range peerFields {
+			out = append(out, tag{name: "destination_" + f.label, format: withFallback("UPSTREAM_METADATA", "istio:"+f.endpoint, f.unknown()), histograms: f.histograms})
+		}
+		for _, l := range serviceLabels {
+			out = append(out, tag{name: l.name, format: withFallback("CLUSTER_METADATA", "istio:"+l.key, unknown), histograms: true})
+		}
 	}
 	return append(out,
-		tag{name: "destination_principal", format: withFallback("UPSTREAM_PEER_URI_SAN", "", unknown)},
+		tag{name: "destination_principal", format: withFallback("UPSTREAM_PEER_URI_SAN", "", unknown), foreign: true},
 		tag{name: "source_principal", format: withFallback("UPSTREAM_LOCAL_URI_SAN", "", unknown)})
 }
 
@@ -171,14 +184,18 @@ func calleeTags() []tag {
 func (v proxyView) callerTags(c chain, opening bool) []tag {
 	var out []tag
 	trusted := v.trustsPeerHeader(c.traffic) && c.requests && v.p.isEnvoyAtLeast(1, 40)
-	for _, f := range peerFields {
+	fields := peerFields
+	if trusted && v.packsLabels(c) {
+		out, fields = append(out, packedCallerTag()), nil
+	}
+	for _, f := range fields {
 		t := tag{name: "source_" + f.label, format: f.unknown(), histograms: f.histograms}
 		if trusted {
 			t.format = "%DYNAMIC_METADATA(" + peerMetadata + ":" + f.key + "):253%"
 		}
 		out = append(out, t)
 	}
-	principal := tag{name: "source_principal", format: unknown}
+	principal := tag{name: "source_principal", format: unknown, foreign: true}
 	if c.mtls && !opening {
 		principal.format = "%DOWNSTREAM_PEER_URI_SAN%"
 	}

@@ -73,13 +73,13 @@ func (v proxyView) metricLogs(c chain) []*accesslogv3.AccessLog {
 
 func (v proxyView) metricLog(c chain, m directionMetrics, measures []standardMetric, filter *accesslogv3.AccessLogFilter) []*accesslogv3.AccessLog {
 	out := v.metricScope(c)
-	all := v.tags(c, measures[0].name == tcpOpened)
+	all, packs := v.tags(c, measures[0].name == tcpOpened), v.packsLabels(c)
 	for _, each := range measures {
 		change := m.changes[each.metric]
 		if change.Disabled {
 			continue
 		}
-		out.add(each, changedTags(all, change.Tags, each.unit != 0))
+		out.add(each, changedTags(all, change.Tags, each.unit != 0, packs))
 	}
 	if len(out.GetCounters())+len(out.GetHistograms()) == 0 {
 		return nil
@@ -123,15 +123,23 @@ type tag struct {
 	rules        *xdsmatcherv3.Matcher
 	// histograms: the label also applies to histograms. Each label of a histogram costs time for each request.
 	histograms bool
+	// foreign: another workload's certificate contains the value, so it may contain any character.
+	foreign bool
+	// caller: the client has sent the value. The tag is already packed.
+	caller bool
 }
 
 // changedTags returns a metric's labels after the changes that Telemetry documents specify.
-func changedTags(all []tag, changes map[string]string, histogram bool) []*statsv3.Config_Tag {
+func changedTags(all []tag, changes map[string]string, histogram, packs bool) []*statsv3.Config_Tag {
+	unchanged := slices.DeleteFunc(slices.Clone(all), func(t tag) bool {
+		_, changed := changes[t.name]
+		return changed || histogram && !t.histograms
+	})
+	if packs {
+		unchanged = packTags(unchanged)
+	}
 	var out []*statsv3.Config_Tag
-	for _, t := range all {
-		if _, changed := changes[t.name]; changed || histogram && !t.histograms {
-			continue
-		}
+	for _, t := range unchanged {
 		out = append(out, &statsv3.Config_Tag{Name: t.name, ValueFormat: t.format, Rules: t.rules})
 	}
 	for _, name := range slices.Sorted(maps.Keys(changes)) {

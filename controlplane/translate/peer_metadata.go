@@ -4,7 +4,6 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 
 	mutationv3 "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -58,7 +57,7 @@ func (f peerField) unknown() string {
 }
 
 func (p peer) header() string {
-	return strings.Join([]string{p.workload, p.namespace, orElse(p.app, unknown), orElse(p.version, unknown), p.service, p.revision, orElse(p.cluster, unknown)}, ";")
+	return packValues(p.workload, p.namespace, orElse(p.app, unknown), orElse(p.version, unknown), p.service, p.revision, orElse(p.cluster, unknown))
 }
 
 // newPeer returns the peer metadata of a workload with these labels.
@@ -106,11 +105,13 @@ func sanitizeName(s string) string {
 }
 
 // addPeerMetadata sets the metadata of outbound listeners: the value of the peer header, and the default values of
-// metric labels.
+// metric labels, also in packed form.
 func (p *Proxy) addPeerMetadata(listeners []*listenerv3.Listener) []*listenerv3.Listener {
 	for _, l := range listeners {
 		if l.GetTrafficDirection() == corev3.TrafficDirection_OUTBOUND {
-			l.Metadata = filterMetadata(peerMetadata, map[string]string{"self": p.peer().header(), unknown: unknown, latest: latest})
+			l.Metadata = filterMetadata(peerMetadata, map[string]string{
+				"self": p.peer().header(), unknown: unknown, latest: latest, unknownPeer: packedUnknownPeer(), unknownService: packValues(unknown, unknown, unknown),
+			})
 		}
 	}
 	return listeners
@@ -187,6 +188,9 @@ func (v proxyView) peerFilters(t traffic) []*hcmv3.HttpFilter {
 	if !v.trustsPeerHeader(t) || !v.metrics(snapshot.AsServer).enabled && len(v.telemetry().AccessLogs(snapshot.AsServer)) == 0 {
 		return nil
 	}
+	if v.packsLabels(chain{t, true}) && v.p.isEnvoyAtLeast(1, 40) {
+		return []*hcmv3.HttpFilter{packedPeerFilter()}
+	}
 	config := &headertometadatav3.Config{}
 	for i, f := range peerFields {
 		config.RequestRules = append(config.RequestRules, &headertometadatav3.Config_Rule{
@@ -218,5 +222,6 @@ func peerStruct(e snapshot.Endpoint) *structpb.Struct {
 	return stringStruct(map[string]string{
 		"name": p.workload, "namespace": p.namespace, "service": p.service, "revision": p.revision,
 		"app": orElse(p.app, unknown), "version": orElse(p.version, unknown), "cluster": p.cluster,
+		packedKey: p.header(),
 	})
 }

@@ -124,6 +124,8 @@ type Proxy struct {
 	PodPorts map[string]uint32
 	// Disconnected is closed when the proxy disconnects. If it is nil, the proxy counts as connected.
 	Disconnected <-chan struct{}
+	// UnpacksLabels: the proxy's agent unpacks packed labels of metrics.
+	UnpacksLabels bool
 	// SelfDiscovery: the proxy requests the endpoints of its own service, for zone-aware routing.
 	SelfDiscovery bool
 }
@@ -186,6 +188,7 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 	p.Metadata = stringFields(node.GetMetadata())
 	p.IstioVersion = p.Metadata["ISTIO_VERSION"]
 	p.Scope = m.Scope
+	p.UnpacksLabels, _ = strconv.ParseBool(p.Metadata["PILOTFISH_UNPACKS_LABELS"])
 	p.SelfDiscovery, _ = strconv.ParseBool(p.Metadata["ENABLE_SELF_DISCOVERY"])
 	p.Proxyless, p.Certificates = m.Generator == grpcGenerator, m.Certificates != ""
 	version := node.GetUserAgentBuildVersion().GetVersion()

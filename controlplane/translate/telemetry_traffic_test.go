@@ -2,6 +2,7 @@ package translate_test
 
 import (
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -18,13 +19,26 @@ import (
 	meshconfig "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
+	"github.com/pilotfish-mesh/pilotfish/internal/exposition"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
+
+// scrape returns an Envoy's metrics with the labels that the agent unpacks.
+func (e *envoy) scrape() string {
+	e.t.Helper()
+	var out strings.Builder
+	m := exposition.NewMerger(&out, exposition.Text)
+	result, err := m.Copy(strings.NewReader(e.get("/stats/prometheus?usedonly")), exposition.Source{Unpack: true, Once: true})
+	if err = errors.Join(err, m.Close()); err != nil || result.Invalid > 0 || result.Repeated > 0 {
+		e.t.Fatalf("the metrics are invalid: %+v %v", result, err)
+	}
+	return out.String()
+}
 
 // series returns the samples of an Envoy's metric with all specified labels.
 func (e *envoy) series(metric string, labels ...string) []string {
 	var out []string
-	for _, line := range strings.Split(e.get("/stats/prometheus?usedonly"), "\n") {
+	for _, line := range strings.Split(e.scrape(), "\n") {
 		if !strings.HasPrefix(line, metric+"{") {
 			continue
 		}
@@ -51,19 +65,22 @@ func (e *envoy) counts(value, metric string, labels ...string) {
 	})
 }
 
-// measuringEnvoys runs a test with the Envoy versions that support the standard metrics.
-func measuringEnvoys(t *testing.T, network int, run func(t *testing.T, version string, network int)) {
+// measuringEnvoys runs a test with the Envoy versions that support the standard metrics, with and without packed labels.
+// node is appended to the nodes of proxies.
+func measuringEnvoys(t *testing.T, network int, run func(t *testing.T, version, node string, network int)) {
 	for i, version := range []string{testenv.EnvoyVersion, "1.38.3"} {
-		t.Run(version, func(t *testing.T) {
-			t.Parallel()
-			run(t, version, network+10*i)
-		})
+		for j, node := range []string{"", " PILOTFISH_UNPACKS_LABELS=true"} {
+			t.Run(version+node, func(t *testing.T) {
+				t.Parallel()
+				run(t, version, node, network+10*i+5*j)
+			})
+		}
 	}
 }
 
 // TestStandardMetricLabels of both sidecars, for requests and TCP connections. Telemetry documents change the labels.
 func TestStandardMetricLabels(t *testing.T) {
-	measuringEnvoys(t, 176001, func(t *testing.T, version string, network int) {
+	measuringEnvoys(t, 176001, func(t *testing.T, version, node string, network int) {
 		w := newTestEnv(t, version, network, pair)
 		w.serveApp("NET.2.2:8080", "server", func(rw http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/bad" {
@@ -81,7 +98,7 @@ func TestStandardMetricLabels(t *testing.T) {
 				go func() { defer c.Close(); _, _ = io.Copy(c, c) }()
 			}
 		}()
-		client, server := w.proxy(clientNode+" version=v7 CLUSTER_ID=east", "front/client"), w.proxy(serverNode, "back/server")
+		client, server := w.proxy(clientNode+" version=v7 CLUSTER_ID=east"+node, "front/client"), w.proxy(serverNode+node, "back/server")
 		const known = "client"
 		caller := known
 		if version != testenv.EnvoyVersion {
@@ -114,17 +131,27 @@ func TestStandardMetricLabels(t *testing.T) {
 		server.counts("1", "envoy_istio_requests_total", "connection_security_policy=none", "source_workload=unknown", "source_principal=unknown",
 			"source_cluster=unknown", "source_canonical_revision=latest")
 
+		w.expect(200, "", func() httpResult { return w.request(clientPort, serverURL, "Content-Type=application/grpc+proto") })
+		client.counts("1", "envoy_istio_requests_total", "request_protocol=grpc", "reporter=source", "source_principal=spiffe://cluster.local/ns/front/sa/client")
+		server.counts("1", "envoy_istio_requests_total", "request_protocol=grpc", "reporter=destination", "destination_workload=server-1")
+
 		// A client with a certificate but no sidecar can send any peer metadata. The sidecar drops invalid names and
-		// cuts long ones.
+		// cuts long ones. The agent encodes invalid metadata.
 		for _, lie := range []string{"a\xffb;c;d;e;f;g", `a"b;c;d;e;f;g`, "nothing of the sort", strings.Repeat("x", 5000) + ";y"} {
 			w.requestAsPeer(serverURL, "spiffe://cluster.local/ns/front/sa/liar", lie)
 		}
-		if caller == known {
+		switch {
+		case caller == known && node != "":
+			for _, workload := range []string{"invalid:a%FFb%3Bc%3Bd%3Be%3Bf%3Bg", "invalid:a%5C%22b%3Bc%3Bd%3Be%3Bf%3Bg", "invalid:nothing%20of%20the%20sort", "invalid:" + strings.Repeat("x", 512)} {
+				server.counts("1", "envoy_istio_requests_total", "source_principal=spiffe://cluster.local/ns/front/sa/liar", "source_workload="+workload,
+					"source_workload_namespace=unknown", "source_canonical_revision=latest")
+			}
+		case caller == known:
 			server.counts("2", "envoy_istio_requests_total", "source_principal=spiffe://cluster.local/ns/front/sa/liar", "source_workload=", "source_workload_namespace=c")
 			server.counts("1", "envoy_istio_requests_total", "source_principal=spiffe://cluster.local/ns/front/sa/liar", "source_workload=", "source_workload_namespace=")
 			server.counts("1", "envoy_istio_requests_total", "source_principal=spiffe://cluster.local/ns/front/sa/liar", "source_workload="+strings.Repeat("x", 253), "source_workload_namespace=y")
 		}
-		if text := server.get("/stats/prometheus"); !utf8.ValidString(text) {
+		if text := server.scrape(); !utf8.ValidString(text) {
 			t.Error("the metrics contain invalid UTF-8")
 		}
 

@@ -82,11 +82,21 @@ spec:
 
 // checkMetric fails unless a scrape of the agent contains a metric with these labels.
 func (w *testMesh) checkMetric(at, metric string, labels ...string) error {
-	got, err := w.get(at, "http://127.0.0.1:15020/stats/prometheus")
-	if err != nil {
-		return err
+	// The agent's port has the metric under Istio's name, and Envoy's port under Envoy's name.
+	for page, name := range map[string]string{"15020/stats/prometheus": metric, "15090/stats/prometheus": "envoy_" + metric} {
+		got, err := w.get(at, "http://127.0.0.1:"+page)
+		if err != nil {
+			return err
+		}
+		if err := findSeries(got.Body, name, labels); err != nil {
+			return fmt.Errorf("port %s: %w", page, err)
+		}
 	}
-	lines := regexp.MustCompile(`(?m)^`+metric+`\{.*$`).FindAllString(got.Body, -1)
+	return nil
+}
+
+func findSeries(text, metric string, labels []string) error {
+	lines := regexp.MustCompile(`(?m)^`+metric+`\{.*$`).FindAllString(text, -1)
 	for _, line := range lines {
 		found := true
 		for _, l := range labels {

@@ -43,6 +43,8 @@ type Source struct {
 	// HiddenSuffixes contains name suffixes. Families whose names in text format have one of them are dropped without a
 	// report.
 	HiddenSuffixes []string
+	// Unpack replaces packed labels (see PackedPrefix).
+	Unpack bool
 	// Once drops repeated samples of a series and writes only the first one.
 	Once bool
 }
@@ -117,6 +119,9 @@ func (m *Merger) Begin(from io.Reader, s Source) *SourceCopy {
 	m.source++
 	c := &copier{Merger: m, id: m.source, from: s.Format, rename: s.Rename, hidden: s.HiddenSuffixes, cut: s.Cut, help: s.Help, seenSeries: newSeenSeries(s.Once)}
 	r := &reader{in: newLines(from, s.Limits.Bytes), format: s.Format, visit: c, limits: s.Limits, cut: s.Cut, reserved: s.Reserved}
+	if s.Unpack {
+		c.unpacker, r.line.anyBytes = &unpacker{}, true
+	}
 	if n := len(m.windows); n > 0 {
 		r.in.buf, m.windows = m.windows[n-1], m.windows[:n-1]
 	}
@@ -186,6 +191,7 @@ type copier struct {
 	cut                  Cut
 	help                 string
 	label                *Label      // added to each sample
+	unpacker             *unpacker   // nil if packed labels are not replaced
 	seenSeries           *seenSeries // nil if repeated series are not dropped
 	original, current    family
 	numbered             kind // type that determines which label must be a number (see numericLabel)
@@ -274,6 +280,13 @@ func (c *copier) describe() {
 func (c *copier) sample(s *sample, suffix string) bool {
 	if !c.writing {
 		return true // the family is counted as a duplicate
+	}
+	if c.unpacker != nil {
+		unpacked, ok := c.unpacker.unpack(s, c.from)
+		if !ok {
+			return false
+		}
+		s = unpacked
 	}
 	if suffix == "_created" && (c.format == Text || c.current.plain || !c.names.claimCreated(c.current.name)) {
 		return true // such samples do not exist in text format or in a family whose type was changed

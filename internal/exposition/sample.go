@@ -27,6 +27,8 @@ type sample struct {
 	value, time     span
 	exemplar        span // begins at the opening brace
 	exemplarPresent bool
+	// anyBytes: parse accepts labels that are not valid UTF-8. Clients can cause them in packed labels (see unpack).
+	anyBytes bool
 }
 
 func (s *sample) text(p span) []byte { return s.line[p.from:p.to] }
@@ -86,7 +88,7 @@ func tokenEnd(line []byte, from int) int {
 
 // parse parses a line and reports whether it is a sample that all readers of the format accept.
 func (s *sample) parse(line []byte, f Format) bool {
-	*s = sample{line: line, pairs: s.pairs[:0]}
+	*s = sample{line: line, pairs: s.pairs[:0], anyBytes: s.anyBytes}
 	at := blanks(line, 0)
 	s.name = span{at, nameEnd(line, at)}
 	if s.name.from == s.name.to {
@@ -142,7 +144,7 @@ func (s *sample) parseLabels(from int) (end int, ok bool) {
 		if at < len(line) && line[at] == '}' {
 			s.loose = s.loose || (len(s.pairs) > 0)
 			s.labels = span{from, at}
-			return at + 1, utf8.Valid(line[from:at])
+			return at + 1, s.anyBytes || utf8.Valid(line[from:at])
 		}
 		if at, ok = s.parseLabel(at); !ok {
 			return at, false
@@ -156,7 +158,7 @@ func (s *sample) parseLabels(from int) (end int, ok bool) {
 			at++
 		case at < len(line) && line[at] == '}':
 			s.labels = span{from, at}
-			return at + 1, utf8.Valid(line[from:at])
+			return at + 1, s.anyBytes || utf8.Valid(line[from:at])
 		default:
 			return at, false
 		}

@@ -1,0 +1,139 @@
+package translate
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+
+	filterstatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/common/set_filter_state/v3"
+	setfilterstatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/set_filter_state/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/exposition"
+)
+
+// Envoy formats each label of each metric for each request. Where the agent can unpack them, all labels of a metric are
+// therefore packed into one, and those that a client sends into another one.
+
+const (
+	// packedKey is the key of packed values in the metadata of endpoints and clusters. unknownPeer and unknownService
+	// are the keys of packed unknown values in the metadata of listeners.
+	packedKey      = "labels"
+	unknownPeer    = "unknown_peer"
+	unknownService = "unknown_service"
+	// maxPeerHeader limits the length of a client's packed labels. Clients choose them, and Envoy stores them in the
+	// name of each series.
+	maxPeerHeader = "512"
+)
+
+// packsLabels reports whether the metrics of a chain have packed labels. This is not possible if a document or an access
+// log uses a single one of the labels that a client, an endpoint or a cluster provides in packed form.
+func (v proxyView) packsLabels(c chain) bool {
+	if !v.p.UnpacksLabels {
+		return false
+	}
+	fixed := []string{"grpc_response_status"}
+	if c.side == inboundSide {
+		fixed = append(fixed, peerLabels("source")...)
+	} else {
+		fixed = slices.Concat(fixed, peerLabels("destination"), serviceLabelNames())
+	}
+	for _, change := range v.metrics(c.direction()).changes {
+		for name, expression := range change.Tags {
+			if slices.Contains(fixed, name) || strings.Contains(expression, peerMetadata) {
+				return false
+			}
+		}
+	}
+	return !v.logsPeer(c)
+}
+
+// logsPeer reports whether an access log contains single fields of the client's peer metadata.
+func (v proxyView) logsPeer(c chain) bool {
+	if c.side != inboundSide {
+		return false
+	}
+	for _, log := range v.accessLogs(c) {
+		if log.GetName() != fileLogName || bytes.Contains(log.GetTypedConfig().GetValue(), []byte(peerMetadata)) ||
+			strings.Contains(log.GetFilter().String(), peerMetadata) {
+			return true
+		}
+	}
+	return false
+}
+
+// packTags returns one tag for all tags whose values Envoy sets, and the other tags. The value of a foreign tag is the
+// last one, because it may contain the separator.
+func packTags(tags []tag) []tag {
+	var names, formats []string
+	var last *tag
+	var rest []tag
+	for _, t := range tags {
+		switch {
+		case t.caller || t.rules != nil || strings.Contains(t.format, exposition.PackedSeparator):
+			rest = append(rest, t)
+		case t.foreign:
+			last = &t
+		default:
+			names, formats = append(names, t.name), append(formats, t.format)
+		}
+	}
+	if last != nil {
+		names, formats = append(names, last.name), append(formats, last.format)
+	}
+	if len(names) == 0 {
+		return rest
+	}
+	packed := tag{name: packNames(append([]string{exposition.PackedPrefix}, names...)...), format: packValues(formats...)}
+	return append([]tag{packed}, rest...)
+}
+
+func packNames(names ...string) string { return strings.Join(names, exposition.PackedNameSeparator) }
+
+func packValues(values ...string) string { return strings.Join(values, exposition.PackedSeparator) }
+
+func packedUnknownPeer() string {
+	var values []string
+	for _, f := range peerFields {
+		values = append(values, f.unknown())
+	}
+	return packValues(values...)
+}
+
+func peerLabels(side string) []string {
+	var names []string
+	for _, f := range peerFields {
+		names = append(names, side+"_"+f.label)
+	}
+	return names
+}
+
+func serviceLabelNames() []string {
+	var names []string
+	for _, l := range serviceLabels {
+		names = append(names, l.name)
+	}
+	return names
+}
+
+// packedCallerTag returns the labels that the client has sent. In histograms they are complete too: two values of one
+// packed label must not have the same labels.
+func packedCallerTag() tag {
+	names := append([]string{exposition.PackedPeerPrefix}, peerLabels("source")...)
+	return tag{name: packNames(names...), format: "%FILTER_STATE(" + peerMetadata + ":PLAIN)%", histograms: true, caller: true}
+}
+
+// packedCalleeTags returns the labels of the endpoint and of its service.
+func packedCalleeTags() []tag {
+	return []tag{
+		{name: packNames(peerLabels("destination")...), format: withFallback("UPSTREAM_METADATA", "istio:"+packedKey, unknownPeer), histograms: true},
+		{name: packNames(serviceLabelNames()...), format: withFallback("CLUSTER_METADATA", "istio:"+packedKey, unknownService), histograms: true},
+	}
+}
+
+// packedPeerFilter stores the peer header of a request. The route removes the header.
+func packedPeerFilter() *hcmv3.HttpFilter {
+	state := stateOf(peerMetadata, "%REQ("+peerHeader+"):"+maxPeerHeader+"%")
+	state.FactoryKey, state.SkipIfEmpty = "envoy.string", true
+	return httpFilter(peerFilter, &setfilterstatev3.Config{OnRequestHeaders: []*filterstatev3.FilterStateValue{state}})
+}
