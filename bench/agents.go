@@ -343,11 +343,7 @@ func (b *bench) startSecureIstiod(ctx context.Context, mesh *planeMesh) (roots [
 	if err != nil {
 		return nil, nil, err
 	}
-	env := []string{"HOME=" + dir, "PATH=" + os.Getenv("PATH"), "POD_NAME=istiod", "POD_NAMESPACE=istio-system",
-		"ISTIO_KUBE_CLIENT_CONTENT_TYPE=json", "ENABLE_LEADER_ELECTION=false", "PILOT_ENABLE_GATEWAY_API=false",
-		// Envoy without Istio's own extensions rejects these.
-		"PILOT_ENABLE_METADATA_EXCHANGE=false", "PILOT_ENABLE_ALPN_FILTER=false"}
-	end, err := start(dir, env, b.istiod, "discovery", "--configDir", mesh.dir, "--kubeconfig", config, "--httpAddr", "127.0.0.1:8080",
+	end, err := start(dir, istiodEnv(dir), b.istiod, "discovery", "--configDir", mesh.dir, "--kubeconfig", config, "--httpAddr", "127.0.0.1:8080",
 		"--httpsAddr", "", "--ctrlz_port", "0", "--log_output_level", "default:error")
 	if err != nil {
 		return nil, nil, err
@@ -361,6 +357,14 @@ func (b *bench) startSecureIstiod(ctx context.Context, mesh *planeMesh) (roots [
 		stop()
 	}
 	return roots, stop, err
+}
+
+// istiodEnv returns the environment of an istiod for Envoys without Istio's own extensions.
+func istiodEnv(dir string) []string {
+	return []string{"HOME=" + dir, "PATH=" + os.Getenv("PATH"), "POD_NAME=istiod", "POD_NAMESPACE=istio-system",
+		"ISTIO_KUBE_CLIENT_CONTENT_TYPE=json", "ENABLE_LEADER_ELECTION=false", "PILOT_ENABLE_GATEWAY_API=false",
+		// Envoy without these extensions rejects their configuration.
+		"PILOT_ENABLE_METADATA_EXCHANGE=false", "PILOT_ENABLE_ALPN_FILTER=false"}
 }
 
 // istiodRoots returns the certificate that istiod signed for itself and stored in the Kubernetes API.

@@ -3,11 +3,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,7 +26,7 @@ const (
 	handServer = "127.72.2.1"
 )
 
-//go:embed hand mesh
+//go:embed hand istio mesh
 var files embed.FS
 
 // side contains the results of one of the compared ways to send requests.
@@ -32,30 +34,52 @@ type side struct {
 	name    string
 	address string
 	target  string
+	host    string // empty: serverHost
+	pids    []int  // the Envoys on the way
 	rps     []float64
 	p50     []float64 // microseconds
 	p99     []float64
+	cpu     []float64 // microseconds of CPU time of all Envoys per request
 }
 
-// path compares requests through two sidecars with direct requests, and with requests through two manually configured
-// Envoys with the same filters. It measures the three ways alternately, with the same application.
+// serverHost is the Host header of the requests through the mesh.
+const serverHost = "server:8080"
+
+// pathConnections are the numbers of connections of the measured loads.
+var pathConnections = []int{1, 32, 128}
+
+// path compares requests through two sidecars with direct requests, with requests through two manually configured Envoys
+// with the same filters, and, if the path of istiod is set, with requests through two sidecars that istiod configures. It
+// measures them alternately, with the same application program.
 func (b *bench) path(ctx context.Context) error {
 	stopMesh, err := b.startMesh(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = stopMesh() }() // only needed for the measurement
-	stopHand, err := b.startHand(ctx)
+	pair, err := b.meteredPair()
+	if err != nil {
+		return err
+	}
+	hand, stopHand, err := b.startHand(ctx)
 	if err != nil {
 		return err
 	}
 	defer stopHand()
 	sides := []*side{
 		{name: "direct", address: meshApp + ":8080", target: "/"},
-		{name: "two manual Envoys", address: handClient + ":15080", target: "http://server:8080/"},
-		{name: "two sidecars", address: meshClient + ":15080", target: "http://server:8080/"},
+		{name: "two manual Envoys", address: handClient + ":15080", target: "http://server:8080/", pids: hand},
 	}
-	for _, connections := range []int{1, 32} {
+	if b.istiod != "" {
+		istio, stopIstio, err := b.startIstioPair(ctx)
+		if err != nil {
+			return fmt.Errorf("sidecars of istiod: %w", err)
+		}
+		defer stopIstio()
+		sides = append(sides, istio)
+	}
+	sides = append(sides, &side{name: "two sidecars", address: meshClient + ":15080", target: "http://server:8080/", pids: pair.pids})
+	for _, connections := range pathConnections {
 		if err := b.compare(ctx, sides, connections); err != nil {
 			return err
 		}
@@ -63,38 +87,79 @@ func (b *bench) path(ctx context.Context) error {
 	return nil
 }
 
+// compare measures the sides in turn. Every second round measures them in reverse order, so that no side always follows
+// the same one.
 func (b *bench) compare(ctx context.Context, sides []*side, connections int) error {
 	for _, s := range sides {
-		s.rps, s.p50, s.p99 = nil, nil, nil
+		s.rps, s.p50, s.p99, s.cpu = nil, nil, nil, nil
 	}
+	ordered := slices.Clone(sides)
 	for round := range b.rounds + 1 {
-		for _, s := range sides {
-			l := load{address: s.address, target: s.target, host: "server:8080", connections: connections, duration: b.load}
-			if round == 0 {
-				l.duration /= 3 // warm-up, without a result
-			}
-			r, err := l.run(ctx)
-			if err != nil {
+		for _, s := range ordered {
+			if err := b.loadSide(ctx, s, connections, round == 0); err != nil {
 				return fmt.Errorf("%s: %w", s.name, err)
 			}
-			if r.failed > 0 {
-				return fmt.Errorf("%s: %d of %d responses did not have status 200", s.name, r.failed, r.requests)
-			}
-			if round > 0 {
-				s.rps = append(s.rps, r.perSecond())
-				s.p50 = append(s.p50, float64(r.p50.Microseconds()))
-				s.p99 = append(s.p99, float64(r.p99.Microseconds()))
-			}
 		}
+		slices.Reverse(ordered)
 	}
-	fmt.Printf("%d connections, medians of %d loads of %s in turn\n", connections, b.rounds, b.load)
-	fmt.Printf("  %-20s %10s %9s %9s   %s\n", "", "requests/s", "p50", "p99", "ratio of requests/s and p99 to the sidecars', round by round")
-	ours := sides[len(sides)-1]
-	for _, s := range sides {
-		fmt.Printf("  %-20s %10.0f %6.0f µs %6.0f µs   x%.2f  x%.2f\n", s.name, medianOf(clone(s.rps)), medianOf(clone(s.p50)), medianOf(clone(s.p99)),
-			ratio(s.rps, ours.rps), ratio(s.p99, ours.p99))
+	printSides(fmt.Sprintf("%d connections, medians of %d loads of %s in turn", connections, b.rounds, b.load), sides)
+	return nil
+}
+
+// loadSide sends one load through a side. A warm-up is shorter and has no result.
+func (b *bench) loadSide(ctx context.Context, s *side, connections int, warmUp bool) error {
+	l := load{address: s.address, target: s.target, host: cmp.Or(s.host, serverHost), connections: connections, duration: b.load}
+	if warmUp {
+		l.duration /= 3
+	}
+	before, err := cpuTimes(s.pids)
+	if err != nil {
+		return err
+	}
+	r, err := l.run(ctx)
+	if err != nil {
+		return err
+	}
+	after, err := cpuTimes(s.pids)
+	if err != nil {
+		return err
+	}
+	if r.failed > 0 {
+		return fmt.Errorf("%d of %d responses did not have status 200", r.failed, r.requests)
+	}
+	if !warmUp {
+		s.rps = append(s.rps, r.perSecond())
+		s.p50 = append(s.p50, float64(r.p50.Microseconds()))
+		s.p99 = append(s.p99, float64(r.p99.Microseconds()))
+		s.cpu = append(s.cpu, float64((after-before).Nanoseconds())/1000/float64(r.requests))
 	}
 	return nil
+}
+
+// cpuTimes returns the sum of the CPU times of the processes.
+func cpuTimes(pids []int) (sum time.Duration, err error) {
+	for _, pid := range pids {
+		spent, err := cpuTime(pid)
+		if err != nil {
+			return 0, err
+		}
+		sum += spent
+	}
+	return sum, nil
+}
+
+// printSides prints the medians of each side, and the ratios of the last side to it.
+func printSides(title string, sides []*side) {
+	ours := sides[len(sides)-1]
+	fmt.Printf("%s\n  %-20s %10s %9s %9s %9s   ratios of %s, round by round: requests/s, p99, CPU\n", title, "", "requests/s", "p50", "p99", "CPU", ours.name)
+	for _, s := range sides {
+		fmt.Printf("  %-20s %10.0f %6.0f µs %6.0f µs", s.name, medianOf(clone(s.rps)), medianOf(clone(s.p50)), medianOf(clone(s.p99)))
+		if len(s.pids) == 0 {
+			fmt.Printf(" %12s   x%.2f  x%.2f\n", "", ratio(ours.rps, s.rps), ratio(ours.p99, s.p99))
+			continue
+		}
+		fmt.Printf(" %6.1f µs   x%.2f  x%.2f  x%.2f\n", medianOf(clone(s.cpu)), ratio(ours.rps, s.rps), ratio(ours.p99, s.p99), ratio(ours.cpu, s.cpu))
+	}
 }
 
 func clone(v []float64) []float64 { return append([]float64(nil), v...) }
@@ -149,7 +214,8 @@ func (b *bench) startMesh(ctx context.Context) (stop func() error, err error) {
 	return stop, awaitAnswer(ctx, load{address: meshClient + ":15080", target: "http://server:8080/", host: "server:8080"})
 }
 
-func (b *bench) startHand(ctx context.Context) (stop func(), err error) {
+// startHand starts the two manually configured Envoys and returns their PIDs.
+func (b *bench) startHand(ctx context.Context) (pids []int, stop func(), err error) {
 	dir := filepath.Join(b.dir, "hand")
 	var stops []func() error
 	stop = func() {
@@ -157,34 +223,39 @@ func (b *bench) startHand(ctx context.Context) (stop func(), err error) {
 			_ = s() // only needed for the measurement
 		}
 	}
+	defer func() {
+		if err != nil {
+			stop()
+		}
+	}()
 	for _, p := range []struct{ name, address, peer string }{
 		{"client", handClient, handServer}, {"server", handServer, meshApp},
 	} {
-		if err := unpack("hand", dir, "${ADDRESS}", p.address, "${PEER}", p.peer); err != nil {
-			return nil, err
+		own := filepath.Join(dir, p.name)
+		if err := unpack("hand", own, "${ADDRESS}", p.address, "${PEER}", p.peer, "${CERTIFICATES}", dir); err != nil {
+			return nil, stop, err
 		}
 		if len(stops) == 0 {
 			if err := writeCertificates(dir, "client", "server"); err != nil {
-				return nil, err
+				return nil, stop, err
 			}
 		}
 		// One worker thread, as in the sidecars of the local mesh.
-		s, err := start(dir, os.Environ(), b.envoy, "-c", p.name+".yaml", "--disable-hot-restart", "-l", "warning", "--concurrency", "1")
+		s, err := start(own, os.Environ(), b.envoy, "-c", p.name+".yaml", "--disable-hot-restart", "-l", "warning", "--concurrency", "1")
 		if err != nil {
-			stop()
-			return nil, err
+			return nil, stop, err
 		}
 		stops = append(stops, s)
 		if _, err := awaitOK(ctx, "http://"+p.address+":15000/ready"); err != nil {
-			stop()
-			return nil, fmt.Errorf("manual Envoy %s: %w", p.name, err)
+			return nil, stop, fmt.Errorf("manual Envoy %s: %w", p.name, err)
 		}
+		pid, err := processIn(b.envoy, own)
+		if err != nil {
+			return nil, stop, err
+		}
+		pids = append(pids, pid)
 	}
-	if err := awaitAnswer(ctx, load{address: handClient + ":15080", target: "http://server:8080/", host: "server:8080"}); err != nil {
-		stop()
-		return nil, err
-	}
-	return stop, nil
+	return pids, stop, awaitAnswer(ctx, load{address: handClient + ":15080", target: "http://server:8080/", host: serverHost})
 }
 
 // awaitAnswer repeats a request until it succeeds.
