@@ -140,7 +140,11 @@ func (c *snapshotCheck) checkClientCredential(r *config.Resource, field string, 
 	c.checkClientFiles(r, field, settings)
 	c.checkSidecarCredential(r, field, settings)
 	name, message := settings.GetCredentialName(), ""
+	_, external := config.ExternalCredential(name)
+	name = config.SecretName(name)
 	switch {
+	case external: // the SDS server may listen on a socket of the proxy
+		return
 	case name == "":
 		return
 	case settings.GetMode() == networking.ClientTLSSettings_MUTUAL && !c.anySecret(name, false):
@@ -179,6 +183,11 @@ func (c *snapshotCheck) secretsNamed(name string) []*config.SecretSpec {
 
 func (c *snapshotCheck) checkServerCredential(r *config.Resource, field, name, part string) {
 	authorities := part == "authorities"
+	if _, external := config.ExternalCredential(name); external {
+		c.checkExternalCredential(r, field, name, authorities)
+		return
+	}
+	name = config.SecretName(name)
 	if c.anySecret(name, authorities) {
 		c.checkCredentialNamespace(r, field, name, authorities)
 		return
@@ -189,6 +198,22 @@ func (c *snapshotCheck) checkServerCredential(r *config.Resource, field, name, p
 	}
 	missing := config.MissingObject{Kind: config.Secret, Name: name, Effect: "the proxy refuses connections to this server"}
 	c.reportMissing(config.UnknownCredential, r, field, name, message, missing, remedy)
+}
+
+// checkExternalCredential reports a certificate of an SDS server that may be missing. The server may listen on a socket
+// of the proxy, which the control plane knows only when the proxy connects.
+func (c *snapshotCheck) checkExternalCredential(r *config.Resource, field, name string, authorities bool) {
+	service, port := snapshot.SDSService(c.s.Mesh)
+	switch {
+	case service != "":
+		if !c.hasCollector(service, port, r.Namespace) {
+			c.reportWarning(config.UnknownProvider, r, field, name, fmt.Sprintf("the service %s of the SDS provider, port %d, is not visible here: the proxy refuses connections to this server", service, port),
+				"add a Service or ServiceEntry for it, with the provider's port")
+		}
+	case !c.anySecret(config.SecretName(name), authorities):
+		c.report(config.UnknownCredential, config.Info, r, field, name, "the proxy serves this only if an SDS server listens on its socket credential-uds/socket: the mesh configuration has no SDS provider, and no Secret has this name",
+			"add an extension provider of type sds, or the Secret "+config.SecretName(name))
+	}
 }
 
 // checkCredentialNamespace reports a Secret that is not in any namespace of the server's known workloads.

@@ -22,6 +22,7 @@ func (c *snapshotCheck) checkGatewayAccounts(g snapshot.Gateway, field string, s
 
 // checkGatewayAccount reports a Secret that no account may use.
 func (c *snapshotCheck) checkGatewayAccount(g snapshot.Gateway, field, name string) {
+	name = config.SecretName(name)
 	exists := false
 	for _, r := range c.s.Resources(config.Secret) {
 		if r.Name != name {

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	meshconfig "istio.io/api/mesh/v1alpha1"
+
 	"github.com/pilotfish-mesh/pilotfish/controlplane/analysis"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
@@ -63,6 +65,8 @@ func TestSettingsThatFailSilentlyAreReported(t *testing.T) {
 			`Sidecar shop/b: spec.workloadSelector: "version=v1": Sidecar shop/a (mesh.yaml:31:1) selects 1 workload too (reviews-1), and takes effect there because it comes first in name order (merge the two documents, or use selectors that do not overlap) [PF0208]`},
 		"Telemetries that meet in a workload": {document("telemetry.istio.io/v1", "Telemetry", "a", "shop", "{selector: {matchLabels: {app: reviews}}}") + document("telemetry.istio.io/v1", "Telemetry", "b", "shop", "{selector: {matchLabels: {version: v1}}}"),
 			`Telemetry shop/b: spec.selector: "version=v1": Telemetry shop/a`},
+		"a certificate of an SDS server that may not exist": {httpsServer("a", "a.example.com", "credentialName: 'sds://one'"),
+			`info: Gateway shop/a: spec.servers[0].tls.credentialName: "sds://one": the proxy serves this only if an SDS server listens on its socket credential-uds/socket`},
 		"a certificate of two servers": {httpsServer("a", "a.example.com", files) + httpsServer("b", "b.example.com", files),
 			`Gateway shop/b: spec.servers[0].tls: the server spec.servers[0] of Gateway shop/a (mesh.yaml:31:1) has the same certificate on this port`},
 	} {
@@ -99,6 +103,18 @@ func TestWorkingSettingsHaveNoFinding(t *testing.T) {
 				t.Errorf("problems of what is right:\n%s", p)
 			}
 		})
+	}
+}
+
+// TestProvidersOfCertificatesAreChecked: the service of the SDS server must be visible.
+func TestProvidersOfCertificatesAreChecked(t *testing.T) {
+	for service, want := range map[string]string{"reviews.shop.svc.cluster.local": "", "none.example": "the service none.example of the SDS provider, port 80, is not visible here"} {
+		mesh := &meshconfig.MeshConfig{ExtensionProviders: []*meshconfig.MeshConfig_ExtensionProvider{{
+			Name: "sds", Provider: &meshconfig.MeshConfig_ExtensionProvider_Sds{Sds: &meshconfig.MeshConfig_ExtensionProvider_SDSProvider{Name: "sds", Service: service, Port: 80}},
+		}}}
+		if got := problems(newTestMesh(t, mesh, shop+httpsServer("a", "a.example.com", "credentialName: 'sds://one'"))); !strings.Contains(got, want) || want == "" && got != "" {
+			t.Errorf("%s: problems:\n%s", service, got)
+		}
 	}
 }
 

@@ -175,6 +175,7 @@ func TestProblemsInSpecsAreReported(t *testing.T) {
 		"bare egress host":                {"Sidecar", "egress: [{hosts: [reviews]}]", expectedProblem{Error, "spec.egress[0].hosts[0]", "reviews", `"./reviews"`}},
 		"egress without hosts":            {"Sidecar", "egress: [{bind: 1.1.1.1}]", expectedProblem{Error, "spec.egress[0].hosts", "", "the list of hosts is empty"}},
 		"egress host's name":              {"Sidecar", "egress: [{hosts: [./reviews]}]", expectedProblem{Warning, "spec.egress[0].hosts[0]", "./reviews", "svc.cluster.local"}},
+		"certificate without a name":      {"Gateway", "selector: {a: b}\nservers: [{port: {number: 443, name: https, protocol: HTTPS}, hosts: ['*'], tls: {mode: SIMPLE, credentialName: 'sds://'}}]", expectedProblem{Error, "spec.servers[0].tls.credentialName", "sds://", "write sds://"}},
 		"ports without a port":            {"PeerAuthentication", "selector: {matchLabels: {a: b}}\nportLevelMtls: {}", expectedProblem{Warning, "spec.portLevelMtls", "", "lists no port"}},
 		"warm-up without a duration":      {"DestinationRule", "host: a\ntrafficPolicy: {loadBalancer: {warmup: {minimumPercent: 10}}}", expectedProblem{Warning, "spec.trafficPolicy.loadBalancer.warmup", "", "set duration"}},
 		"CA of an unverified server":      {"DestinationRule", "host: a\ntrafficPolicy: {tls: {mode: SIMPLE, insecureSkipVerify: true, caCertificates: /ca}}", expectedProblem{Warning, "spec.trafficPolicy.tls.caCertificates", "/ca", "disables the verification"}},

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"strings"
+	"unicode"
 
 	networking "istio.io/api/networking/v1alpha3"
 )
@@ -237,8 +238,15 @@ func (s validator) checkCredentials(t *networking.ServerTLSSettings) {
 	}
 }
 
-// checkCredential checks the name of a Secret in the gateway's namespace.
+// checkCredential checks the name of a Secret in the gateway's namespace, or of a certificate of an SDS server.
 func (s validator) checkCredential(name string) {
+	if resource, external := ExternalCredential(name); external {
+		if resource == "" || len(resource) > 253 || strings.ContainsFunc(resource, unicode.IsControl) {
+			s.refuse(name, "not the name of a certificate", "write sds:// and the name by which the SDS server knows the certificate")
+		}
+		return
+	}
+	name = SecretName(name)
 	if !dnsSubdomain.MatchString(name) || len(name) > 253 {
 		s.refuse(name, "not the name of a Secret", "set the name of a Secret in the namespace of the gateway's workload")
 	}

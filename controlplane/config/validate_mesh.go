@@ -70,7 +70,7 @@ func findIgnoredMeshFields(mesh *meshconfig.MeshConfig) []Problem {
 	for i, p := range mesh.GetExtensionProviders() {
 		switch p.GetProvider().(type) {
 		case *meshconfig.MeshConfig_ExtensionProvider_Stackdriver, *meshconfig.MeshConfig_ExtensionProvider_Opencensus,
-			*meshconfig.MeshConfig_ExtensionProvider_Lightstep, *meshconfig.MeshConfig_ExtensionProvider_Sds:
+			*meshconfig.MeshConfig_ExtensionProvider_Lightstep:
 			out = append(out, Problem{
 				Severity: Warning, Code: NoEffect, Field: fmt.Sprintf("extensionProviders[%d]", i), Value: p.GetName(),
 				Message: "Envoy does not support this type of provider: telemetry for it is discarded", Remedy: "use opentelemetry, zipkin, datadog or skywalking",

@@ -29,6 +29,17 @@ func ProviderService(p *meshconfig.MeshConfig_ExtensionProvider) (service string
 	return h.GetService(), h.GetPort()
 }
 
+// SDSService returns the service and port of the SDS server for credentialName: sds://…. It returns "" if there is no
+// such provider. As in Istio, the first one is used.
+func SDSService(mesh *meshconfig.MeshConfig) (service string, port uint32) {
+	for _, p := range mesh.GetExtensionProviders() {
+		if s := p.GetSds(); s != nil {
+			return s.GetService(), s.GetPort()
+		}
+	}
+	return "", 0
+}
+
 // SplitProviderService parses "namespace/host" or "host".
 func SplitProviderService(service string) (namespace, host string) {
 	if namespace, host, ok := strings.Cut(service, "/"); ok {
@@ -53,7 +64,7 @@ func (w *meshIndex) addProviders(sc *Scope) {
 	for _, p := range w.mesh.GetExtensionProviders() {
 		authorizer, _ := ProviderService(p)
 		collector, _ := CollectorService(p)
-		for _, service := range []string{authorizer, collector} {
+		for _, service := range []string{authorizer, collector, p.GetSds().GetService()} {
 			if _, host := SplitProviderService(service); host != "" {
 				sc.targets[host] = struct{}{}
 			}

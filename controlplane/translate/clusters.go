@@ -217,8 +217,8 @@ func (c serviceCluster) withSubset(subset string, s *snapshot.Snapshot, p *Proxy
 	c.originalDst = c.originalDst || subset == instanceSubset
 	balancer := c.rule.Traffic(subset, c.port).LoadBalancer
 	c.noOriginalDst = balancer.GetSimple() == networking.LoadBalancerSettings_PASSTHROUGH && !p.isCaptured()
-	c.credential = c.resolveCredential(s, p)
 	c.noFiles = p.Type == Router && c.rule != nil && !s.MayNameLocal(c.rule.Namespace, p.Namespace)
+	c.credential = c.resolveCredential(s, p)
 	c.localityKey = c.localityKeyFor(p)
 	return c
 }

@@ -5,6 +5,7 @@ import (
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
@@ -14,6 +15,16 @@ import (
 type credential struct {
 	name                     string
 	certificate, authorities bool
+	// external: the SDS server on the proxy's credential socket provides the certificates.
+	external bool
+}
+
+// reference returns the reference to the certificate, or with authoritySuffix to the CA certificates.
+func (c credential) reference(suffix string) *tlsv3.SdsSecretConfig {
+	if c.external {
+		return socketSecret(c.name + suffix)
+	}
+	return kubernetesSecret(c.name + suffix)
 }
 
 func (c serviceCluster) resolveCredential(s *snapshot.Snapshot, p *Proxy) credential {
@@ -25,6 +36,12 @@ func (c serviceCluster) resolveCredential(s *snapshot.Snapshot, p *Proxy) creden
 	if name == "" || !isTLSOrigination(settings) {
 		return credential{}
 	}
+	if _, external := config.ExternalCredential(name); external && p.hasCredentialSocket() {
+		// A gateway does not use its certificates for rules of other namespaces, because these rules may lead to a
+		// server of their author.
+		return credential{name: name, certificate: !c.noFiles, authorities: !c.noFiles, external: true}
+	}
+	name = config.SecretName(name)
 	v := proxyView{s: s, p: p}
 	if !v.mayCallWith(name) {
 		return credential{name: name}
@@ -47,16 +64,16 @@ func (c serviceCluster) originationContext(settings *networking.ClientTLSSetting
 	common := &tlsv3.CommonTlsContext{TlsParams: tlsParameters(c.mesh.GetTlsDefaults())}
 	mutual, verified := settings.GetMode() == networking.ClientTLSSettings_MUTUAL, !settings.GetInsecureSkipVerify().GetValue()
 	names := exactNames(settings.GetSubjectAltNames())
-	if name := c.credential.name; name != "" {
+	if c.credential.name != "" {
 		if mutual && !c.credential.certificate || verified && !c.credential.authorities {
 			return nil
 		}
 		if mutual {
-			common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{kubernetesSecret(name)}
+			common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{c.credential.reference("")}
 		}
 		if verified {
 			trusted := validateWith("", names)
-			trusted.CombinedValidationContext.ValidationContextSdsSecretConfig = kubernetesSecret(name + authoritySuffix)
+			trusted.CombinedValidationContext.ValidationContextSdsSecretConfig = c.credential.reference(authoritySuffix)
 			common.ValidationContextType = trusted
 		}
 		return common

@@ -69,6 +69,8 @@ type testControlPlane struct {
 	server *xds.Server
 	addr   string
 	ca     *authority
+	// envoyDir is the working directory of Envoys; if it is empty, that of the test.
+	envoyDir string
 }
 
 func newTestControlPlane(t testing.TB) *testControlPlane {
@@ -84,7 +86,12 @@ func newTestControlPlane(t testing.TB) *testControlPlane {
 
 func serveGRPC(t testing.TB, register func(*grpc.Server)) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	return serveGRPCAt(t, "tcp", "127.0.0.1:0", register)
+}
+
+func serveGRPCAt(t testing.TB, network, address string, register func(*grpc.Server)) string {
+	t.Helper()
+	l, err := net.Listen(network, address)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,6 +255,8 @@ type secrets struct {
 	secretv3.UnimplementedSecretDiscoveryServiceServer
 	ca *authority
 	id string
+	// named: the identity of each certificate ends with the name of its secret.
+	named bool
 }
 
 func (s *secrets) StreamSecrets(stream secretv3.SecretDiscoveryService_StreamSecretsServer) error {
@@ -274,7 +283,7 @@ func (s *secrets) StreamSecrets(stream secretv3.SecretDiscoveryService_StreamSec
 }
 
 func (s *secrets) secret(name string) *tlsv3.Secret {
-	if name == "ROOTCA" || strings.HasPrefix(name, "file-root:") {
+	if name == "ROOTCA" || strings.HasPrefix(name, "file-root:") || strings.HasSuffix(name, "-cacert") {
 		context := &tlsv3.CertificateValidationContext{TrustedCa: inline(s.ca.pem)}
 		if _, file, listed := strings.Cut(name, "~crl:"); listed {
 			if lists, err := os.ReadFile(file); err == nil {
@@ -283,7 +292,11 @@ func (s *secrets) secret(name string) *tlsv3.Secret {
 		}
 		return &tlsv3.Secret{Name: name, Type: &tlsv3.Secret_ValidationContext{ValidationContext: context}}
 	}
-	cert, key := s.ca.issue(s.id)
+	id := s.id
+	if s.named {
+		id += url.PathEscape(name)
+	}
+	cert, key := s.ca.issue(id)
 	return &tlsv3.Secret{Name: name, Type: &tlsv3.Secret_TlsCertificate{
 		TlsCertificate: &tlsv3.TlsCertificate{CertificateChain: inline(cert), PrivateKey: inline(key)},
 	}}
@@ -338,7 +351,7 @@ func (p *testControlPlane) startEnvoy(version, description, id string) *envoy {
 	adminFile := filepath.Join(dir, "admin")
 	cmd := exec.Command(testenv.EnvoyOf(t, version), "-c", bootstrap, "--disable-hot-restart", "--concurrency", "1",
 		"--admin-address-path", adminFile, "-l", "warning", "--drain-time-s", "45", "--drain-strategy", "immediate")
-	cmd.Stdout, cmd.Stderr = e.log, e.log
+	cmd.Stdout, cmd.Stderr, cmd.Dir = e.log, e.log, p.envoyDir
 	dieWithTest(cmd)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -311,5 +311,5 @@ func (gatewayMode) hostPlan(proxyView, string) *hostPlan { return nil }
 
 func (gatewayMode) nonServiceClusters(s *snapshot.Snapshot, p *Proxy) []*clusterv3.Cluster {
 	v := newView(s, p)
-	return append(append(v.autoPassthroughClusters(), v.defaultClusters()...), blackHole(s))
+	return slices.Concat(v.autoPassthroughClusters(), v.defaultClusters(), v.credentialClusters(), []*clusterv3.Cluster{blackHole(s)})
 }

@@ -8,6 +8,7 @@ import (
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
@@ -55,8 +56,8 @@ func (v proxyView) certificates(settings *networking.ServerTLSSettings) []*tlsv3
 	if names := credentialNames(settings); len(names) > 0 {
 		var out []*tlsv3.SdsSecretConfig
 		for _, name := range names {
-			if v.certificateSecret(name) != nil {
-				out = append(out, kubernetesSecret(name))
+			if secret := v.certificateReference(name); secret != nil {
+				out = append(out, secret)
 			}
 		}
 		return out
@@ -71,9 +72,26 @@ func (v proxyView) certificates(settings *networking.ServerTLSSettings) []*tlsv3
 	return out
 }
 
+// certificateReference returns the reference to a certificate, or nil if it is not available.
+func (v proxyView) certificateReference(credentialName string) *tlsv3.SdsSecretConfig {
+	if v.isExternal(credentialName) {
+		return v.externalSecret(credentialName, "")
+	}
+	if name := config.SecretName(credentialName); v.certificateSecret(name) != nil {
+		return kubernetesSecret(name)
+	}
+	return nil
+}
+
 // clientCAs returns a reference to the CA certificates for client certificates, or nil if none is configured.
 func (v proxyView) clientCAs(settings *networking.ServerTLSSettings) *tlsv3.SdsSecretConfig {
-	if name := authorityName(settings); name != "" {
+	if name := authorityName(settings); v.isExternal(name) {
+		if settings.GetCaCertCredentialName() != "" {
+			return v.externalSecret(name, "") // the name is that of the CA certificates
+		}
+		return v.externalSecret(name, authoritySuffix)
+	}
+	if name := v.authoritySecret(settings); name != "" {
 		if v.caSecret(name) == nil {
 			return nil
 		}

@@ -185,7 +185,7 @@ func (noneMode) nonServiceClusters(s *snapshot.Snapshot, p *Proxy) []*clusterv3.
 	}
 	passthrough := &clusterv3.Cluster{Name: PassthroughCluster, ConnectTimeout: s.Mesh.GetConnectTimeout(), CircuitBreakers: circuitBreakers(nil, nil), Metadata: clusterNameMetadata(PassthroughCluster)}
 	setDynamicForward(passthrough, p.dnsFamily(registry.Passthrough))
-	return append(out, passthrough, blackHole(s))
+	return append(append(out, v.credentialClusters()...), passthrough, blackHole(s))
 }
 
 // blackHole returns a cluster without endpoints.

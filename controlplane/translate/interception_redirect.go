@@ -263,7 +263,7 @@ func (redirectMode) nonServiceClusters(s *snapshot.Snapshot, p *Proxy) []*cluste
 		out = append(out, c)
 	}
 	out[len(out)-2].UpstreamBindConfig = p.captureBindConfig()
-	return append(out, blackHole(s))
+	return append(append(out, v.credentialClusters()...), blackHole(s))
 }
 
 func (p *Proxy) captureBindConfig() *corev3.BindConfig {

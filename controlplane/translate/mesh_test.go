@@ -106,7 +106,7 @@ func node(t testing.TB, description string) *corev3.Node {
 	metadata := map[string]any{"NAME": name, "NAMESPACE": namespace, "INTERCEPTION_MODE": "NONE", "INSTANCE_IPS": words[2]}
 	for _, word := range words[3:] {
 		k, v, _ := strings.Cut(word, "=")
-		if strings.ToUpper(k) == k {
+		if strings.ToUpper(k) == k || k == "credential" {
 			metadata[k] = v
 		} else {
 			labels[k] = v

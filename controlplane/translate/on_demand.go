@@ -118,7 +118,13 @@ func (v proxyView) isCollector(cluster string) bool {
 	return slices.ContainsFunc(v.s.Mesh.GetExtensionProviders(), func(p *snapshot.ExtensionProvider) bool {
 		name, _, ok := v.providerCluster(snapshot.CollectorService(p))
 		return ok && name == cluster
-	})
+	}) || v.isSecretServer(cluster)
+}
+
+// isSecretServer reports whether a cluster is that of an SDS server.
+func (v proxyView) isSecretServer(cluster string) bool {
+	name, _, ok := v.providerCluster(snapshot.SDSService(v.s.Mesh))
+	return ok && name == cluster
 }
 
 // addMirrorClusters adds the clusters of a mirror destination for all its ports, because the port may depend on the

@@ -51,7 +51,7 @@ func (v proxyView) allowedSecret(s *config.SecretSpec) *config.SecretSpec {
 
 func (v proxyView) mayHaveSecrets() bool { return v.p.Authenticated && !v.p.Proxyless }
 
-// credentialNames returns the names of the Secrets with the certificates of a server.
+// credentialNames returns the values of credentialName for the certificates of a server.
 func credentialNames(settings *networking.ServerTLSSettings) []string {
 	if names := settings.GetCredentialNames(); len(names) > 0 {
 		return names
@@ -62,8 +62,8 @@ func credentialNames(settings *networking.ServerTLSSettings) []string {
 	return nil
 }
 
-// authorityName returns the name of the Secret with the CA certificates for a server's clients. It returns "" if the
-// server needs no CA certificates or reads them from a file.
+// authorityName returns the credentialName of the CA certificates for a server's clients. It returns "" if the server
+// needs no CA certificates or reads them from a file.
 func authorityName(settings *networking.ServerTLSSettings) string {
 	switch settings.GetMode() {
 	case networking.ServerTLSSettings_MUTUAL, networking.ServerTLSSettings_OPTIONAL_MUTUAL:
@@ -79,6 +79,27 @@ func authorityName(settings *networking.ServerTLSSettings) string {
 	return ""
 }
 
+// serverSecrets returns the names of the Secrets with a server's certificates, without those that an SDS server of the
+// user provides.
+func (v proxyView) serverSecrets(settings *networking.ServerTLSSettings) []string {
+	var out []string
+	for _, name := range credentialNames(settings) {
+		if !v.isExternal(name) {
+			out = append(out, config.SecretName(name))
+		}
+	}
+	return out
+}
+
+// authoritySecret returns the name of the Secret with the CA certificates for a server's clients, or "".
+func (v proxyView) authoritySecret(settings *networking.ServerTLSSettings) string {
+	name := authorityName(settings)
+	if v.isExternal(name) {
+		return ""
+	}
+	return config.SecretName(name)
+}
+
 // secretNames returns the names of all secrets to which the proxy's servers, and the DestinationRules for its
 // upstreams, refer.
 func (v proxyView) secretNames() []string {
@@ -92,15 +113,18 @@ func (v proxyView) secretNames() []string {
 		}
 	}
 	for _, settings := range v.terminatedTLS() {
-		for _, name := range credentialNames(settings) {
+		for _, name := range v.serverSecrets(settings) {
 			add(secretScheme + name)
 		}
-		if name := authorityName(settings); name != "" {
+		if name := v.authoritySecret(settings); name != "" {
 			add(secretScheme + name + authoritySuffix)
 		}
 	}
 	if v.s.HasCredentials() {
 		for _, c := range listServiceClusters(v.s, v.p) {
+			if c.credential.external {
+				continue
+			}
 			if c.credential.certificate {
 				add(secretScheme + c.credential.name)
 			}

@@ -11,7 +11,7 @@ import (
 // sufficient that the Gateway selects the labels of the node, because any proxy of the namespace can report these
 // labels.
 func (v proxyView) mayServe(s server) bool {
-	return v.isGatewayAccount(s.gw) || !slices.ContainsFunc(serverSecrets(s), v.isUnlisted)
+	return v.isGatewayAccount(s.gw) || !slices.ContainsFunc(v.allSecrets(s), v.isUnlisted)
 }
 
 // isGatewayAccount reports whether the Gateway selects a workload in the registry with the proxy's account. An
@@ -26,10 +26,10 @@ func (v proxyView) isUnlisted(name string) bool {
 	return isUnlisted(v.s.Certificate(v.p.Namespace, name)) || isUnlisted(v.s.CACertificates(v.p.Namespace, name))
 }
 
-// serverSecrets returns the names of the Secrets of a server.
-func serverSecrets(s server) []string {
-	names := slices.Clone(credentialNames(s.spec.GetTls()))
-	if name := authorityName(s.spec.GetTls()); name != "" {
+// allSecrets returns the names of the Secrets of a server.
+func (v proxyView) allSecrets(s server) []string {
+	names := v.serverSecrets(s.spec.GetTls())
+	if name := v.authoritySecret(s.spec.GetTls()); name != "" {
 		names = append(names, name)
 	}
 	return names
@@ -44,7 +44,7 @@ func WithheldSecrets(s *snapshot.Snapshot, p *Proxy) []string {
 	}
 	var withheld []string
 	for _, server := range v.servers() {
-		for _, name := range credentialNames(server.spec.GetTls()) {
+		for _, name := range v.serverSecrets(server.spec.GetTls()) {
 			secret := s.Certificate(p.Namespace, name)
 			if secret != nil && (!secret.IsAllowedFor(p.ServiceAccount) || !v.mayServe(server)) && !slices.Contains(withheld, name) {
 				withheld = append(withheld, name)
@@ -60,7 +60,7 @@ func (v proxyView) appendWithheldFromRules(withheld []string) []string {
 		return withheld
 	}
 	for _, c := range listServiceClusters(v.s, v.p) {
-		if name := c.credential.name; name != "" && v.isUnlisted(name) && !slices.Contains(withheld, name) {
+		if name := c.credential.name; name != "" && !c.credential.external && v.isUnlisted(name) && !slices.Contains(withheld, name) {
 			withheld = append(withheld, name)
 		}
 	}
