@@ -37,7 +37,9 @@ type agentKind struct {
 
 // agentRun is the work of one agent with one size of mesh.
 type agentRun struct {
-	start               time.Duration
+	start time.Duration
+	agentStartRun
+	agentScrapeRun
 	loadRSS, loadAnon   float64 // MiB, the highest values until the agent is ready
 	endpointCPU         time.Duration
 	routeCPU            time.Duration
@@ -53,26 +55,47 @@ const maxPrintedLog = 4000
 // agents compares this agent with Istio's, with the same Envoy and a real istiod: the time from exec to readiness, the
 // memory while it loads the configuration, and the CPU time for each edit of an endpoint and of a route.
 func (b *bench) agents(ctx context.Context) error {
+	return b.compareAgents(ctx, "agents", (*agentRun).measure, []agentValue{
+		{"exec to ready, ms", func(r agentRun) float64 { return ms(r.start) }},
+		{"memory peak while loading, MiB", func(r agentRun) float64 { return r.loadRSS }},
+		{"  of which anonymous", func(r agentRun) float64 { return r.loadAnon }},
+		{"CPU for each endpoint edit, ms", func(r agentRun) float64 { return ms(r.endpointCPU) / agentEdits }},
+		{"CPU for each route edit, ms", func(r agentRun) float64 { return ms(r.routeCPU) / agentEdits }},
+		{"memory peak with route edits, MiB", func(r agentRun) float64 { return r.routeRSS }},
+		{"  of which anonymous", func(r agentRun) float64 { return r.routeAnon }},
+	})
+}
+
+// agentMeasurement measures an agent that was started at the time began.
+type agentMeasurement func(run *agentRun, ctx context.Context, pid int, began time.Time, mesh *planeMesh) error
+
+// agentValue is one line of the result.
+type agentValue struct {
+	name  string
+	value func(agentRun) float64
+}
+
+func (b *bench) compareAgents(ctx context.Context, name string, measure agentMeasurement, values []agentValue) error {
 	if b.istiod == "" {
 		return errors.New("set -istiod to the path of Istio's pilot-discovery; pilot-agent must be in the same directory")
 	}
 	if os.Getenv(namespaceVariable) == "" {
-		return b.rerunInNamespace(ctx)
+		return b.rerunInNamespace(ctx, name)
 	}
 	counts, err := sizes(b.services)
 	if err != nil {
 		return err
 	}
 	for _, services := range counts {
-		if err := b.compareAgents(ctx, services); err != nil {
+		if err := b.compareAgentsWith(ctx, services, measure, values); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// rerunInNamespace runs this measurement again in new network and mount namespaces, which end with the process.
-func (b *bench) rerunInNamespace(ctx context.Context) error {
+// rerunInNamespace runs a measurement again in new network and mount namespaces, which end with the process.
+func (b *bench) rerunInNamespace(ctx context.Context, name string) error {
 	hosts := filepath.Join(b.dir, "hosts")
 	if err := os.WriteFile(hosts, []byte("127.0.0.1 localhost "+istiodHost+"\n"), 0o644); err != nil {
 		return err
@@ -82,19 +105,14 @@ func (b *bench) rerunInNamespace(ctx context.Context) error {
 		return err
 	}
 	args := []string{"--net", "--mount", "sh", "-c", enterNamespaceScript, "sh", hosts, self}
-	cmd := exec.CommandContext(ctx, "unshare", append(args, agentsOnly(os.Args[1:])...)...)
+	cmd := exec.CommandContext(ctx, "unshare", append(append(args, os.Args[1:]...), "-only", name)...)
 	cmd.Env = append(os.Environ(), namespaceVariable+"=1")
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd.Run()
 }
 
-// agentsOnly returns the arguments, with this measurement as the only one.
-func agentsOnly(args []string) []string {
-	return append(append([]string{}, args...), "-only", "agents")
-}
-
-func (b *bench) compareAgents(ctx context.Context, services int) error {
+func (b *bench) compareAgentsWith(ctx context.Context, services int, measure agentMeasurement, values []agentValue) error {
 	mesh := &planeMesh{dir: filepath.Join(b.dir, fmt.Sprintf("agents-%d", services)), services: services}
 	if err := mesh.write(); err != nil {
 		return err
@@ -108,58 +126,54 @@ func (b *bench) compareAgents(ctx context.Context, services int) error {
 		{"pilotfish", filepath.Join(b.bin, "pilotfish-agent")},
 		{"pilot-agent", filepath.Join(filepath.Dir(b.istiod), "pilot-agent")},
 	}
+	if b.earlier != "" {
+		kinds = append(kinds, agentKind{"earlier", filepath.Join(b.earlier, "pilotfish-agent")})
+	}
 	runs := map[string][]agentRun{}
 	for round := range b.turns + 1 {
 		for _, kind := range kinds {
-			warmUp := round == 0 // of the caches of the file system and of istiod
-			run, err := b.runAgent(ctx, kind, mesh, roots, warmUp)
+			measured := measure
+			if round == 0 { // warms the caches of the file system and of istiod
+				measured = (*agentRun).measureStart
+			}
+			run, err := b.runAgent(ctx, kind, mesh, roots, measured)
 			if err != nil {
 				return fmt.Errorf("%s: %w", kind.name, err)
 			}
-			if !warmUp {
+			if round > 0 {
 				runs[kind.name] = append(runs[kind.name], run)
 				fmt.Fprintf(os.Stderr, "  %s: turn %d of %d\n", kind.name, round, b.turns)
 			}
 		}
 	}
-	printAgents(services, b.turns, kinds, runs)
+	printAgents(services, b.turns, kinds, runs, values)
 	return nil
 }
 
-func printAgents(services, turns int, kinds []agentKind, runs map[string][]agentRun) {
+// printAgents prints the medians, and the ratio of the first agent to the second one.
+func printAgents(services, turns int, kinds []agentKind, runs map[string][]agentRun, values []agentValue) {
 	fmt.Printf("istiod with %d services, medians of %d in turn\n  %-34s", services, turns, "")
 	for _, kind := range kinds {
 		fmt.Printf(" %12s", kind.name)
 	}
 	fmt.Println("  ratio")
-	for _, row := range []struct {
-		name  string
-		value func(agentRun) float64
-	}{
-		{"exec to ready, ms", func(r agentRun) float64 { return ms(r.start) }},
-		{"memory peak while loading, MiB", func(r agentRun) float64 { return r.loadRSS }},
-		{"  of which anonymous", func(r agentRun) float64 { return r.loadAnon }},
-		{"CPU for each endpoint edit, ms", func(r agentRun) float64 { return ms(r.endpointCPU) / agentEdits }},
-		{"CPU for each route edit, ms", func(r agentRun) float64 { return ms(r.routeCPU) / agentEdits }},
-		{"memory peak with route edits, MiB", func(r agentRun) float64 { return r.routeRSS }},
-		{"  of which anonymous", func(r agentRun) float64 { return r.routeAnon }},
-	} {
+	for _, row := range values {
 		fmt.Printf("  %-34s", row.name)
 		var medians []float64
 		for _, kind := range kinds {
-			var values []float64
+			var all []float64
 			for _, r := range runs[kind.name] {
-				values = append(values, row.value(r))
+				all = append(all, row.value(r))
 			}
-			medians = append(medians, medianOf(values))
+			medians = append(medians, medianOf(all))
 			fmt.Printf(" %12.2f", medians[len(medians)-1])
 		}
 		fmt.Printf("  x%.2f\n", medians[0]/medians[1])
 	}
 }
 
-// runAgent starts an agent in a new directory, as in a new container, and measures it. With startOnly, it makes no edits.
-func (b *bench) runAgent(ctx context.Context, kind agentKind, mesh *planeMesh, roots []byte, startOnly bool) (run agentRun, err error) {
+// runAgent starts an agent in a new directory, as in a new container, and measures it.
+func (b *bench) runAgent(ctx context.Context, kind agentKind, mesh *planeMesh, roots []byte, measure agentMeasurement) (run agentRun, err error) {
 	dir, err := os.MkdirTemp(b.dir, "pod")
 	if err != nil {
 		return run, err
@@ -174,7 +188,7 @@ func (b *bench) runAgent(ctx context.Context, kind agentKind, mesh *planeMesh, r
 	defer log.Close()
 	cmd := exec.Command(kind.program, "proxy", "sidecar", "--domain", "default.svc.cluster.local", "--proxyLogLevel=warning",
 		"--templateFile", filepath.Join(dir, "envoy_bootstrap.json"))
-	if kind.name == "pilotfish" { // its bootstrap needs no template
+	if kind.name != "pilot-agent" { // its bootstrap needs no template
 		cmd.Args = cmd.Args[:len(cmd.Args)-2]
 	}
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = dir, b.podEnv(dir), log, log
@@ -184,14 +198,14 @@ func (b *bench) runAgent(ctx context.Context, kind agentKind, mesh *planeMesh, r
 		return run, err
 	}
 	defer endAgent(cmd)
-	if err := run.measure(ctx, cmd.Process.Pid, began, mesh, startOnly); err != nil {
+	if err := measure(&run, ctx, cmd.Process.Pid, began, mesh); err != nil {
 		text, _ := os.ReadFile(log.Name())
 		return run, fmt.Errorf("%w\n%s", err, text[max(0, len(text)-maxPrintedLog):])
 	}
 	return run, nil
 }
 
-func (run *agentRun) measure(ctx context.Context, pid int, began time.Time, mesh *planeMesh, startOnly bool) error {
+func (run *agentRun) measure(ctx context.Context, pid int, began time.Time, mesh *planeMesh) error {
 	peak := watchMemory(pid)
 	ready, err := awaitOK(ctx, "http://127.0.0.1:15021/healthz/ready")
 	if err != nil {
@@ -201,9 +215,6 @@ func (run *agentRun) measure(ctx context.Context, pid int, began time.Time, mesh
 	run.start = ready.Sub(began)
 	pause(ctx, 3*time.Second) // until the configuration is saved
 	run.loadRSS, run.loadAnon = peak()
-	if startOnly {
-		return nil
-	}
 	if run.endpointCPU, err = editsOf(ctx, pid, endpointsPage, mesh.editEndpoint); err != nil {
 		return err
 	}
@@ -323,7 +334,7 @@ func (b *bench) podEnv(dir string) []string {
 		"ISTIO_META_CLUSTER_ID=Kubernetes", "ISTIO_META_INTERCEPTION_MODE=REDIRECT", "ISTIO_META_WORKLOAD_NAME=server",
 		"ISTIO_META_MESH_ID=cluster.local", "TRUST_DOMAIN=cluster.local", "ISTIO_CPU_LIMIT=2", "ECC_SIGNATURE_ALGORITHM=" + b.key,
 		"ISTIO_METAJSON_LABELS={\"app\":\"server\"}", "EXIT_ON_ZERO_ACTIVE_CONNECTIONS=true",
-		fmt.Sprintf(`PROXY_CONFIG={"binaryPath":%q,"discoveryAddress":"%s:15012","terminationDrainDuration":"1s"}`, b.envoy, istiodHost),
+		fmt.Sprintf(`PROXY_CONFIG={"binaryPath":%q,"discoveryAddress":"%s:15012","terminationDrainDuration":"1s"%s}`, b.envoy, istiodHost, b.proxyConfig),
 	}
 }
 

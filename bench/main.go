@@ -33,6 +33,8 @@ type bench struct {
 	services, proxies string // comma-separated numbers of services and of proxies of the control plane
 	slow, refusing    int    // numbers of additional clients that read almost nothing, and that NACK everything
 	istiod            string // path of Istio's control plane
+	proxyConfig       string // additional fields of the compared agents' ProxyConfig
+	earlier           string // directory of an earlier build of the agent
 	key               string // key type of certificates; "" is RSA
 	turns             int    // number of alternating measurements with istiod
 	edits             string // comma-separated kinds of changes to measure; empty selects all
@@ -48,7 +50,7 @@ func main() {
 func run() error {
 	b := &bench{}
 	version := flag.String("envoy-version", "", "version of the Envoy to use from pilotfish's cache")
-	only := flag.String("only", "startup,rest,end,probe,scrape,certificate,path,relay", "what to measure: startup, rest (the idle agent), end (shutdown), probe, scrape, certificate, exchange (of tokens), path (of requests), metrics, relay, relay-edits, controlplane, beside (comparison with istiod, needs -istiod), agents (comparison with Istio's agent, needs -istiod and root), scope, cni, capture and redirect (need root), dns (needs unbound and dnsperf)")
+	only := flag.String("only", "startup,rest,end,probe,scrape,certificate,path,relay", "what to measure: startup, rest (the idle agent), end (shutdown), probe, scrape, certificate, exchange (of tokens), path (of requests), metrics, relay, relay-edits, controlplane, beside (comparison with istiod, needs -istiod), agents, agent-start and agent-scrape (comparisons with Istio's agent, need -istiod and root), scope, cni, capture and redirect (need root), dns (needs unbound and dnsperf)")
 	flag.StringVar(&b.services, "services", "1000", "numbers of services of the control plane, which are measured one after the other")
 	flag.StringVar(&b.proxies, "proxies", "100,400,1000", "numbers of proxies of the control plane, which are measured one after the other")
 	flag.IntVar(&b.slow, "slow", 0, "number of additional control plane clients that read almost nothing")
@@ -56,6 +58,7 @@ func run() error {
 	flag.StringVar(&b.edits, "edits", "", "kinds of changes to measure in the control plane, such as \"endpoint,service added\" (default: all)")
 	flag.StringVar(&b.istiod, "istiod", "", "path of Istio's pilot-discovery, with which the control plane is compared")
 	flag.StringVar(&b.key, "key", "ECDSA", "key type of the certificates of the compared agents: ECDSA, or empty for RSA")
+	flag.StringVar(&b.earlier, "earlier", "", "directory of an earlier build, which these comparisons also measure")
 	flag.IntVar(&b.turns, "turns", 3, "number of alternating measurements of two control planes or agents")
 	asFleet := flag.Bool("fleet", false, "internal: simulate the proxies of a control plane, controlled over stdin and stdout")
 	relay := flag.String("relay", "", "internal: run an xDS relay to a control plane, as kind,socket,address,roots")
@@ -103,7 +106,7 @@ func run() error {
 	for _, part := range []struct {
 		name    string
 		measure func(context.Context) error
-	}{{"startup", b.startup}, {"rest", b.idle}, {"end", b.shutdown}, {"probe", b.probe}, {"scrape", b.scrape}, {"certificate", b.certificate}, {"exchange", b.exchange}, {"path", b.path}, {"metrics", b.metrics}, {"relay", b.relay}, {"relay-edits", b.relayEdits}, {"controlplane", b.controlPlane}, {"beside", b.compareIstiod}, {"agents", b.agents}, {"scope", b.scope}, {"dns", b.names}, {"cni", b.cni}, {"capture", b.capture}, {"redirect", b.redirection}} {
+	}{{"startup", b.startup}, {"rest", b.idle}, {"end", b.shutdown}, {"probe", b.probe}, {"scrape", b.scrape}, {"certificate", b.certificate}, {"exchange", b.exchange}, {"path", b.path}, {"metrics", b.metrics}, {"relay", b.relay}, {"relay-edits", b.relayEdits}, {"controlplane", b.controlPlane}, {"beside", b.compareIstiod}, {"agents", b.agents}, {"agent-start", b.agentStart}, {"agent-scrape", b.agentScrape}, {"scope", b.scope}, {"dns", b.names}, {"cni", b.cni}, {"capture", b.capture}, {"redirect", b.redirection}} {
 		if !slices.Contains(parts, part.name) {
 			continue
 		}
