@@ -12,20 +12,21 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/pilotfish-mesh/pilotfish/agent/logging"
-	"github.com/pilotfish-mesh/pilotfish/agent/redirect"
 	"github.com/pilotfish-mesh/pilotfish/internal/helptext"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/internal/umask"
 	"github.com/pilotfish-mesh/pilotfish/version"
 )
 
-// Commands returns the agent's commands. Both pilotfish-agent and pilotfish contain them. The caller prints the errors
-// of the commands, and exits with ExitCode.
+// istioRedirection is Istio's name of the redirection command. A binary of this name runs only this command.
+const istioRedirection = "istio-iptables"
+
+// Commands returns the agent's commands except iptables. Both pilotfish-agent and pilotfish contain them. The caller
+// prints the errors of the commands, and exits with ExitCode.
 func Commands() []*cobra.Command {
 	all := []*cobra.Command{
 		newProxyCommand(), newRunCommand(), newWaitCommand(), newRequestCommand(), newLogCommand(), newUpgradeCommand(),
 		newDNSCommand(), newCertCommand(), newXDSCommand(),
-		redirect.Command(redirect.Process{Env: os.LookupEnv}),
 		newConfigCommand(), newBootstrapCommand(), newVersionCommand(),
 	}
 	for _, c := range all {
@@ -34,8 +35,8 @@ func Commands() []*cobra.Command {
 	return all
 }
 
-// NewRoot returns the command line of the program pilotfish-agent.
-func NewRoot() *cobra.Command {
+// NewRoot returns the command line of the program pilotfish-agent, with the given command iptables.
+func NewRoot(redirection *cobra.Command) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "pilotfish-agent",
 		Short:         "Run and control Envoy as a proxy of the mesh",
@@ -43,7 +44,7 @@ func NewRoot() *cobra.Command {
 		SilenceUsage:  true,
 	}
 	logging.AddHiddenFlags(root.PersistentFlags())
-	root.AddCommand(Commands()...)
+	root.AddCommand(append(Commands(), redirection)...)
 	helptext.WrapFlags(root)
 	return root
 }
@@ -52,11 +53,11 @@ func NewRoot() *cobra.Command {
 func Main() int {
 	umask.ClearOwnerBits()
 	parsed := false
-	root := NewRoot()
+	root := NewRoot(newRedirectionCommand())
 	root.PersistentPreRun = func(*cobra.Command, []string) { parsed = true }
 	root.SetOut(termtext.NewWriter(os.Stdout))
 	root.SetErr(termtext.NewWriter(os.Stderr))
-	if name := filepath.Base(os.Args[0]); name == redirect.Name {
+	if name := filepath.Base(os.Args[0]); name == istioRedirection {
 		root.SetArgs(append([]string{name}, os.Args[1:]...))
 	}
 	err := root.Execute()

@@ -6,7 +6,6 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/agent"
 	"github.com/pilotfish-mesh/pilotfish/agent/config"
-	"github.com/pilotfish-mesh/pilotfish/agent/redirect"
 	"github.com/pilotfish-mesh/pilotfish/envoy"
 )
 
@@ -48,7 +47,7 @@ func ExitCode(err error) int {
 		missing  *envoy.NotFoundError
 		tooOld   *envoy.TooOldError
 		notEnvoy *envoy.NotEnvoyError
-		exit     *redirect.ExitError
+		exit     interface{ ProcessExitCode() int } // of the redirection command
 	)
 	switch {
 	case err == nil:
@@ -58,7 +57,7 @@ func ExitCode(err error) int {
 	case errors.As(err, &coded):
 		return coded.code
 	case errors.As(err, &exit):
-		return exit.Code
+		return exit.ProcessExitCode()
 	case errors.As(err, &missing), errors.As(err, &tooOld), errors.As(err, &notEnvoy):
 		return exitNoEnvoy
 	case errors.Is(err, config.ErrNoAddress):

@@ -58,6 +58,9 @@ func (e *ExitError) Error() string { return e.Err.Error() }
 
 func (e *ExitError) Unwrap() error { return e.Err }
 
+// ProcessExitCode returns the exit code of the process.
+func (e *ExitError) ProcessExitCode() int { return e.Code }
+
 // exitUsage is the exit code for invalid flags and options. exitNotCaptured is the exit code if traffic is not
 // captured. Istio's validator uses the same code.
 const (

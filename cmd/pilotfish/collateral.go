@@ -27,7 +27,7 @@ func newCollateralCommand() *cobra.Command {
 			if !man {
 				return usageError{fmt.Errorf("nothing to write: use --man")}
 			}
-			return writeManPages(dir, cmd.Root(), command.NewRoot())
+			return writeManPages(dir, cmd.Root(), command.NewRoot(newRedirectionCommand()))
 		},
 	}
 	c.Flags().BoolVar(&man, "man", false, "write man pages")

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pilotfish-mesh/pilotfish/agent/command"
+	"github.com/pilotfish-mesh/pilotfish/agent/redirect"
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
 	"github.com/pilotfish-mesh/pilotfish/internal/helptext"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
@@ -69,7 +70,7 @@ also contains the control plane, and the agent that runs one proxy.`,
 	addGroup(root, groupMesh, newUpCommand(), newDownCommand(), newStatusCommand(), newRestartCommand(), newExecCommand(), demo.NewCommand(), newEnvoyCommand())
 	addGroup(root, groupControl, controlplane.NewCommand(), controlplane.NewTokenCommand(), controlplane.NewCACommand(), newAnalyzeCommand(), newDiffCommand(),
 		newProxyStatusCommand(), newProxyConfigCommand(), newDescribeCommand())
-	for _, c := range command.Commands() {
+	for _, c := range append(command.Commands(), newRedirectionCommand()) {
 		if c.Name() == "version" {
 			root.AddCommand(c)
 			continue
@@ -102,4 +103,8 @@ func addGroup(root *cobra.Command, group string, commands ...*cobra.Command) {
 		c.GroupID = group
 		root.AddCommand(c)
 	}
+}
+
+func newRedirectionCommand() *cobra.Command {
+	return redirect.Command(redirect.Process{Env: os.LookupEnv})
 }

@@ -2,7 +2,7 @@
 // links gRPC and Envoy's types, whose initialization needs more time and memory than the command. This package runs
 // before they are initialized: Go initializes packages in the order of their import paths, each after its imports, and
 // this package imports only syscall. If it imported os, it would run after the initialization of protocol buffers. If
-// the pilotfish-iptables binary is not found, the agent executes the command itself.
+// the pilotfish-iptables binary is not in the agent's directory, the command iptables searches it in PATH.
 package fastexec
 
 import "syscall"
@@ -24,7 +24,7 @@ func init() {
 const maxArguments = 128 << 10
 
 // arguments returns the arguments of this process, like os.Args. It returns nil if they are longer than maxArguments; the
-// agent then executes the command itself.
+// command iptables then executes the binary.
 func arguments() []string {
 	fd, err := syscall.Open("/proc/self/cmdline", syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
 	if err != nil {
