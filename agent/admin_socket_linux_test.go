@@ -40,14 +40,10 @@ func TestAdminSocketWorksThroughUpgrades(t *testing.T) {
 				r.checkAdminClients(version)
 				r.waitOnlyEnvoy(r.envoy())
 			}
-			if err := syscall.Kill(r.envoy(), syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
+			killProcess(t, r.envoy(), syscall.SIGKILL)
 			r.checkServes(version, 4)
 			r.signal(syscall.SIGTERM)
-			if code := r.waitExit(); code != 0 {
-				t.Errorf("exit code %d", code)
-			}
+			r.expectExit(0)
 			r.checkNothingLeft()
 		})
 	}

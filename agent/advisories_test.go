@@ -22,9 +22,7 @@ func TestStartWarnsOfVulnerableEnvoy(t *testing.T) {
 			s := newSetup(t, c.address)
 			s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, c.version))
 			s.env = append(s.env, strings.Fields(c.env)...)
-			s.cp.start(t)
-			r := s.start(t)
-			r.waitReady()
+			r := s.startReady(t)
 			warnings := linesWith(r.out.String(), "known vulnerabilities")
 			if len(warnings) != c.lines {
 				t.Fatalf("%d warnings, want %d: %q", len(warnings), c.lines, warnings)

@@ -106,9 +106,7 @@ func TestProxylessApplicationsOfAnyUserGetConfiguration(t *testing.T) {
 	s := newSetup(t, "127.151.2.1")
 	makeReadable(t, s)
 	s.env = append(s.env, "DISABLE_ENVOY=true")
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	first, second := r.application(appUser), r.application(appUser-1)
 	for name, app := range map[string]*xdsApplication{"first": first, "second": second} {
 		if got := app.readLine(); got != listenerGot {
@@ -128,9 +126,7 @@ func TestApplicationNeedsPermissionForXDSSocket(t *testing.T) {
 	s := newSetup(t, "127.151.2.2")
 	makeReadable(t, s)
 	s.env = append(s.env, fmt.Sprintf("XDS_SOCKET_USERS=%d", appUser))
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	if got := r.application(appUser).readLine(); got != listenerGot {
 		t.Errorf("the application: %s", got)
 	}
@@ -152,9 +148,7 @@ func TestOnlyEnvoyReachesXDSSocket(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.151.2.3")
 	makeReadable(t, s)
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	if got := r.application(appUser).readLine(); !strings.Contains(got, "permission denied") {
 		t.Errorf("an application: %s", got)
 	}
@@ -168,9 +162,7 @@ func TestEnvoyStartedByScriptIsRecognized(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.151.2.4")
 	s.env = append(s.env, "ENVOY_PATH="+s.program(t, "envoy", fmt.Sprintf("#!/bin/sh\n%s \"$@\"\n", strings.TrimPrefix(envoyPathVariable(s), "ENVOY_PATH="))))
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 
 	script := r.envoy()
 	r.signal(syscall.SIGTERM)

@@ -42,9 +42,7 @@ func TestEnvoyExitIsReportedByReasonAndCode(t *testing.T) {
 				s := newSetup(t, address)
 				s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, version))
 				s.within = []string{"sh", "-c", `ulimit -c 0; exec "$0" "$@"`}
-				s.cp.start(t)
-				r := s.start(t)
-				r.waitReady()
+				r := s.startReady(t)
 				if err := syscall.Kill(r.envoy(), c.signal); err != nil {
 					t.Fatal(err)
 				}
@@ -58,9 +56,7 @@ func TestRestartsAreCountedByReason(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.102.21.1")
 	s.args = append(s.args, "--restart")
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	first := r.envoy()
 	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -97,9 +93,7 @@ func TestEnvoyCrashDuringDrainIsNotClean(t *testing.T) {
 	late := r.getSlowly(testTimeout)
 	r.signal(syscall.SIGTERM)
 	r.waitState(stateDraining)
-	if err := syscall.Kill(r.envoy(), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	killProcess(t, r.envoy(), syscall.SIGKILL)
 	<-late
 	r.checkExit(137, "Envoy exited during the drain")
 }
@@ -192,12 +186,8 @@ func TestCrashReportIsComplete(t *testing.T) {
 	s.write(t, "last-words", "")
 	s.env = append(s.env, "KUBERNETES_SERVICE_HOST=127.0.0.1", "TERMINATION_MESSAGE_PATH="+filepath.Join(s.dir, "last-words"), "ISTIO_META_DB_PASSWORD=very-hidden")
 	s.within = []string{"sh", "-c", `ulimit -c 0; exec "$0" "$@"`}
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
-	if err := syscall.Kill(r.envoy(), syscall.SIGSEGV); err != nil {
-		t.Fatal(err)
-	}
+	r := s.startReady(t)
+	killProcess(t, r.envoy(), syscall.SIGSEGV)
 	r.checkExit(139, "crash report written")
 	reports := s.reports(t)
 	if len(reports) != 1 {

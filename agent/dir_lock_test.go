@@ -24,9 +24,7 @@ func TestSecondAgentInDirectoryIsRejected(t *testing.T) {
 	second := *s
 	second.env = append(append([]string{}, s.env...), "POD_NAME=other", "PROXY_BIND_ADDRESS=127.141.20.2")
 	r := second.start(t)
-	if code := r.waitExit(); code != 1 {
-		t.Errorf("the second agent ends with %d, want 1", code)
-	}
+	r.expectExit(1)
 	if want := fmt.Sprintf("another agent (pid %d) runs in", first.cmd.Process.Pid); !strings.Contains(r.out.String(), want) {
 		t.Errorf("the second agent does not log %q:\n%s", want, r.out)
 	}

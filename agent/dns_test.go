@@ -111,9 +111,7 @@ func TestReadinessWaitsForDNSNames(t *testing.T) {
 		t.Errorf("dns lookup of an address: %d\n%s", code, out)
 	}
 	r.signal(syscall.SIGTERM)
-	if code := r.waitExit(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	r.expectExit(0)
 }
 
 func TestDNSNamesSurviveRestartWithoutControlPlane(t *testing.T) {

@@ -40,9 +40,7 @@ func TestSidecarDrainsInboundAndRouterDrainsAll(t *testing.T) {
 			s.serveTraffic(t)
 			outward := strings.NewReplacer(`"INBOUND"`, `"OUTBOUND"`, "8080", "8081", `"web"`, `"out"`).Replace(httpListener)
 			s.cp.more = append(s.cp.more, message(t, &listenerv3.Listener{}, outward, s.address))
-			s.cp.start(t)
-			r := s.start(t)
-			r.waitReady()
+			r := s.startReady(t)
 			for _, port := range []string{"8080", "8081"} {
 				if r.drainsPort(port) {
 					t.Errorf("clients of port %s are requested to disconnect although nothing drains", port)

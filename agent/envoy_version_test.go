@@ -17,9 +17,7 @@ func TestEnvoyStartsBeforeItsVersionIsKnown(t *testing.T) {
 	calls, cache := filepath.Join(s.dir, "calls"), t.TempDir()
 	program := s.program(t, "envoy", fmt.Sprintf("#!/bin/sh\necho \"$1\" >>%s\nexec %s \"$@\"\n", calls, testenv.Envoy(t)))
 	s.env = append(s.env, "ENVOY_PATH="+program, "XDG_CACHE_HOME="+cache)
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	for _, want := range []string{"Envoy reported its version", "version=" + testenv.EnvoyVersion} {
 		if len(linesWith(r.out.String(), want)) != 1 {
 			t.Errorf("the log does not contain %q exactly once:\n%s", want, r.out)
@@ -45,9 +43,7 @@ func TestVersionFileIsVerified(t *testing.T) {
 	program := s.program(t, "envoy", fmt.Sprintf("#!/bin/sh\nexec %s \"$@\"\n", testenv.EnvoyOf(t, testenv.OldEnvoyVersion)))
 	s.write(t, "envoy.version", "\nenvoy  version: 0/1.37.5/Clean/RELEASE/BoringSSL\n")
 	s.env = append(s.env, "ENVOY_PATH="+program, "XDG_CACHE_HOME="+t.TempDir())
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	for _, want := range []string{`starting Envoy" path=` + program + " version=1.37.5", "another version than its version file", "version=1.36.4 advisories="} {
 		if len(linesWith(r.out.String(), want)) != 1 {
 			t.Errorf("the log does not contain %q exactly once:\n%s", want, r.out)

@@ -49,12 +49,8 @@ func TestKeyLeavesTheAgentOnlyToEnvoy(t *testing.T) {
 	}
 	key.checkNotInFiles(t, s.dir)
 
-	if err := syscall.Kill(r.envoy(), syscall.SIGABRT); err != nil {
-		t.Fatal(err)
-	}
-	if code := r.waitExit(); code != 128+int(syscall.SIGABRT) {
-		t.Errorf("exit code %d", code)
-	}
+	killProcess(t, r.envoy(), syscall.SIGABRT)
+	r.expectExit(128 + int(syscall.SIGABRT))
 	if len(s.reports(t)) != 1 {
 		t.Error("there is no report of the crash")
 	}

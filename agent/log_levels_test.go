@@ -32,9 +32,7 @@ func TestLogLevelsSurviveEnvoyRestart(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.107.1.1")
 	s.args = append(s.args, "--restart", "--proxyLogLevel=warning,misc:error")
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	if out, code := r.command("log"); code != 0 || !strings.Contains(out, "info") || !strings.Contains(out, "warning,misc:error") {
 		t.Errorf("log: code %d\n%s", code, out)
 	}
@@ -76,9 +74,7 @@ func TestLogLevelsSurviveEnvoyRestart(t *testing.T) {
 		return nil
 	})
 	r.signal(syscall.SIGTERM)
-	if code := r.waitExit(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	r.expectExit(0)
 	if out, code := r.command("log"); code != 1 || !strings.Contains(out, "no agent answers") {
 		t.Errorf("without an agent: code %d\n%s", code, out)
 	}
@@ -93,9 +89,7 @@ func TestLogLevelsAndJSONForEveryEnvoy(t *testing.T) {
 			s := newSetup(t, fmt.Sprintf("127.107.3.%d", n+1))
 			s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, version))
 			s.args = append(s.args, "--log_as_json")
-			s.cp.start(t)
-			r := s.start(t)
-			r.waitReady()
+			r := s.startReady(t)
 			if out, code := r.command("log", "--envoy=error,config:debug,http:trace"); code != 0 || !strings.Contains(out, "error,config:debug,http:trace") {
 				t.Errorf("log: code %d\n%s", code, out)
 			}
@@ -103,9 +97,7 @@ func TestLogLevelsAndJSONForEveryEnvoy(t *testing.T) {
 				t.Errorf("log --reset: code %d\n%s", code, out)
 			}
 			r.signal(syscall.SIGTERM)
-			if code := r.waitExit(); code != 0 {
-				t.Errorf("exit code %d", code)
-			}
+			r.expectExit(0)
 			ofEnvoy := false
 			for line := range strings.Lines(r.out.String()) {
 				var m struct{ Level, Msg, Time, Scope string }
@@ -129,9 +121,7 @@ func TestSIGUSR1ReopensTheLogFilesOfAgentAndEnvoy(t *testing.T) {
 		TypedConfig: mustAny(&filev3.FileAccessLog{Path: access}),
 	}}}
 	s.args = append(s.args, "--log_target="+own+",stderr")
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	r.eventually("the access log exists", func() error { _, err := os.Stat(access); return err })
 	for _, path := range []string{own, access} {
 		if err := os.Rename(path, path+".1"); err != nil {
@@ -158,9 +148,7 @@ func TestSIGUSR1ReopensTheLogFilesOfAgentAndEnvoy(t *testing.T) {
 		})
 	}
 	r.signal(syscall.SIGTERM)
-	if code := r.waitExit(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	r.expectExit(0)
 	if text, err := os.ReadFile(own); err != nil || !strings.Contains(string(text), "signal to stop") {
 		t.Errorf("the new log file: %v\n%s", err, text)
 	}
@@ -195,7 +183,5 @@ func TestProxySurvivesExitOfLogReader(t *testing.T) {
 		t.Errorf("not ready any more: %v %v", reasons, err)
 	}
 	r.signal(syscall.SIGTERM)
-	if code := r.waitExit(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	r.expectExit(0)
 }

@@ -10,9 +10,7 @@ func TestProxyStartsWithOneOfSeveralControlPlanes(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.152.5.1")
 	s.env = append(s.env, fmt.Sprintf(`PROXY_CONFIG={discoveryAddress: "%s, %s", concurrency: 1, terminationDrainDuration: 1s}`, freeAddress(t), s.cp.address))
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	s.startReady(t)
 	c, _, err := dialProxy(s.address)
 	if err != nil {
 		t.Fatal(err)

@@ -133,6 +133,15 @@ func (o *output) String() string {
 	return o.text.String()
 }
 
+// startReady starts the control plane and the agent, and waits until the agent is ready.
+func (s *agentSetup) startReady(t *testing.T) *agentProcess {
+	t.Helper()
+	s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	return r
+}
+
 func (s *agentSetup) start(t *testing.T) *agentProcess {
 	t.Helper()
 	r := s.prepare(t)
@@ -181,6 +190,30 @@ func (r *agentProcess) waitExit() int {
 		r.t.Fatalf("the agent did not exit")
 	}
 	return r.cmd.ProcessState.ExitCode()
+}
+
+// expectExit waits until the agent exits, and compares its exit code.
+func (r *agentProcess) expectExit(want int) {
+	r.t.Helper()
+	if code := r.waitExit(); code != want {
+		r.t.Errorf("exit code %d, want %d:\n%s", code, want, r.out.String())
+	}
+}
+
+// post sends a POST request, which must succeed.
+func (r *agentProcess) post(path string) {
+	r.t.Helper()
+	if code, body, err := r.http("POST", path); err != nil || code != 200 {
+		r.t.Fatalf("POST %s: %d %s %v", path, code, body, err)
+	}
+}
+
+// killProcess sends a signal to another process of the test.
+func killProcess(t *testing.T, pid int, signal syscall.Signal) {
+	t.Helper()
+	if err := syscall.Kill(pid, signal); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (r *agentProcess) signal(s os.Signal) {

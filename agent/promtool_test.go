@@ -107,9 +107,7 @@ func (s *agentSetup) checkPromtoolRemarks(t *testing.T) {
 	second := startMetricsServer(t, false, open, "# HELP badlyNamed It.\n# TYPE badlyNamed counter\nbadlyNamed_total 1\n# HELP i Version.\n# TYPE i info\ni_info{v=\"1\"} 1\n# HELP s State.\n# TYPE s stateset\ns{s=\"a\"} 1\n# EOF\n")
 	s.env = append(s.env, "METRICS_ALLOW_RESERVED_NAMES=true", fmt.Sprintf(`ISTIO_PROMETHEUS_ANNOTATIONS={"scrape":"true","path":"","port":"","targets":[{"port":%q,"path":"/metrics"},{"port":%q,"path":"/metrics"}]}`, first, second),
 		fmt.Sprintf(`PROXY_CONFIG={discoveryAddress: "%s", concurrency: 1, proxyStatsMatcher: {inclusionRegexps: [".*"]}}`, s.cp.address))
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	code, joined, err := r.http("GET", "15020/stats/prometheus")
 	if err != nil || code != 200 {
 		t.Fatal(code, err)

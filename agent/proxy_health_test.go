@@ -92,9 +92,7 @@ func TestFrozenEnvoyFailsReadinessAndLiveness(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.104.12.1")
 	s.env = append(s.env, "ENVOY_SILENCE_LIMIT=2s")
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	r.waitReport("/healthz/live", "envoy", 200, "")
 	pid := r.envoy()
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
@@ -152,9 +150,7 @@ func TestStormOfProbesCostsNoMemory(t *testing.T) {
 	t.Parallel()
 	const callers, each, maxGrowth = 50, 200, 8 << 10 // KiB
 	s := newSetup(t, "127.104.15.1")
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	storm := func(times int, keep bool) {
 		var all sync.WaitGroup
 		for range callers {
@@ -230,9 +226,7 @@ func TestScrapesDoNotAccumulateMemory(t *testing.T) {
 	t.Parallel()
 	const maxGrowth = 4 << 10 // KiB
 	s := newSetup(t, "127.104.15.2")
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	scrape := func(times int) int {
 		for range times {
 			if code, _, err := r.http("GET", "15020/stats/prometheus"); err != nil || code != http.StatusOK {

@@ -41,9 +41,7 @@ func TestAgentProbesApplicationForKubeletAndControlPlane(t *testing.T) {
 		fmt.Sprintf(`ISTIO_KUBE_APP_PROBERS={"/app-health/shop/readyz":{"httpGet":{"path":"/","port":%d},"timeoutSeconds":5}}`, port),
 		fmt.Sprintf(`PROXY_CONFIG={discoveryAddress: "%s", concurrency: 1, terminationDrainDuration: 1s,
 			readinessProbe: {periodSeconds: 1, timeoutSeconds: 5, httpGet: {host: "%s", port: %d}}}`, s.cp.address, s.address, port))
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	kubelet := func(wantCode int) {
 		t.Helper()
 		code, body, err := r.http("GET", "15020/app-health/shop/readyz")
@@ -76,13 +74,9 @@ func TestAgentProbesApplicationForKubeletAndControlPlane(t *testing.T) {
 	if len(s.cp.health) != 0 {
 		t.Errorf("reported without a change: %q", <-s.cp.health)
 	}
-	if code, body, err := r.http("POST", "15020/drain"); err != nil || code != 200 {
-		t.Errorf("drain: %d %q %v", code, body, err)
-	}
+	r.post("15020/drain")
 	reported("draining")
 	kubelet(200) // the agent then only forwards the probes
 	r.signal(syscall.SIGTERM)
-	if code := r.waitExit(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	r.expectExit(0)
 }

@@ -62,9 +62,7 @@ func TestTerminatedProxyLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.2.1")
 	s.env = append(s.env, "MINIMUM_DRAIN_DURATION=1s")
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	r.signal(syscall.SIGTERM)
 	r.eventually("readiness fails during the drain, and the status port still responds", func() error {
 		ready, reasons, err := r.readiness()
@@ -76,9 +74,7 @@ func TestTerminatedProxyLeavesNothingBehind(t *testing.T) {
 		}
 		return err
 	})
-	if code := r.waitExit(); code != 0 {
-		t.Errorf("exit code %d, want 0", code)
-	}
+	r.expectExit(0)
 	if !strings.Contains(r.out.String(), "no request and no connection is left") {
 		t.Error("the log does not contain the wait for the drain")
 	}
@@ -103,9 +99,7 @@ func TestSecondSignalCutsTheDrainShort(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.3.1")
 	s.env = append(s.env, fmt.Sprintf(`PROXY_CONFIG={discoveryAddress: "%s", concurrency: 1, terminationDrainDuration: 600s}`, s.cp.address))
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	c, _, err := dialProxy(s.address)
 	if err != nil {
 		t.Fatal(err)
@@ -120,9 +114,7 @@ func TestSecondSignalCutsTheDrainShort(t *testing.T) {
 		return err
 	})
 	r.signal(os.Interrupt)
-	if code := r.waitExit(); code != 0 {
-		t.Errorf("exit code %d, want 0", code)
-	}
+	r.expectExit(0)
 	r.checkNothingLeft()
 }
 
@@ -131,9 +123,7 @@ func TestDrainEndsWithTheLastConnection(t *testing.T) {
 	s := newSetup(t, "127.88.4.1")
 	s.env = append(s.env, "EXIT_ON_ZERO_ACTIVE_CONNECTIONS=true", "MINIMUM_DRAIN_DURATION=0s", "DRAIN_QUIET_PERIOD=0s",
 		fmt.Sprintf(`PROXY_CONFIG={discoveryAddress: "%s", concurrency: 1, terminationDrainDuration: 600s}`, s.cp.address))
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	c, _, err := dialProxy(s.address)
 	if err != nil {
 		t.Fatal(err)
@@ -149,9 +139,7 @@ func TestDrainEndsWithTheLastConnection(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if code := r.waitExit(); code != 0 {
-		t.Errorf("exit code %d, want 0", code)
-	}
+	r.expectExit(0)
 	if !strings.Contains(r.out.String(), "no connection is left") {
 		t.Error("the log does not contain \"no connection was left\"")
 	}
@@ -160,12 +148,8 @@ func TestDrainEndsWithTheLastConnection(t *testing.T) {
 func TestStatusPortRequests(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.5.1")
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
-	if code, body, err := r.http("POST", "15020/drain"); err != nil || code != 200 {
-		t.Fatalf("POST /drain: %d %s %v", code, body, err)
-	}
+	r := s.startReady(t)
+	r.post("15020/drain")
 	r.eventually("not ready after POST /drain", func() error {
 		ready, _, err := r.readiness()
 		if err == nil && ready {
@@ -173,27 +157,17 @@ func TestStatusPortRequests(t *testing.T) {
 		}
 		return err
 	})
-	if code, body, err := r.http("POST", "15020/quitquitquit"); err != nil || code != 200 {
-		t.Fatalf("POST /quitquitquit: %d %s %v", code, body, err)
-	}
-	if code := r.waitExit(); code != 0 {
-		t.Errorf("exit code %d, want 0", code)
-	}
+	r.post("15020/quitquitquit")
+	r.expectExit(0)
 	r.checkNothingLeft()
 }
 
 func TestKilledEnvoyEndsAgentWithItsCode(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.6.1")
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
-	if err := syscall.Kill(r.envoy(), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	if code := r.waitExit(); code != 137 {
-		t.Errorf("exit code %d, want 137", code)
-	}
+	r := s.startReady(t)
+	killProcess(t, r.envoy(), syscall.SIGKILL)
+	r.expectExit(137)
 	if !strings.Contains(r.out.String(), "Envoy ended") {
 		t.Error("the output does not report the exit of Envoy")
 	}
@@ -204,9 +178,7 @@ func TestKilledEnvoyIsRestartedWithFlag(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.7.1")
 	s.args = append(s.args, "--restart")
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	first := r.envoy()
 	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -219,9 +191,7 @@ func TestKilledEnvoyIsRestartedWithFlag(t *testing.T) {
 	})
 	r.waitReady()
 	r.signal(syscall.SIGTERM)
-	if code := r.waitExit(); code != 0 {
-		t.Errorf("exit code %d, want 0", code)
-	}
+	r.expectExit(0)
 	r.checkNothingLeft()
 }
 
@@ -231,9 +201,7 @@ func TestFailingEnvoyEndsAgentWithItsExitCode(t *testing.T) {
 	path := s.program(t, "envoy", "#!/bin/sh\n[ \"$1\" = --version ] && { echo 'envoy  version: 0/1.40.0/Clean/RELEASE/BoringSSL'; exit; }\necho cannot go on >&2\nexit 3\n")
 	s.args = append(s.args, "--restart", "--envoy-path", path)
 	r := s.start(t)
-	if code := r.waitExit(); code != 3 {
-		t.Errorf("exit code %d, want Envoy's own, 3", code)
-	}
+	r.expectExit(3)
 	if out := r.out.String(); !strings.Contains(out, "cannot go on") || !strings.Contains(out, "after 5 restarts") {
 		t.Error("the output lacks Envoy's last lines or the number of restarts")
 	}
@@ -242,9 +210,7 @@ func TestFailingEnvoyEndsAgentWithItsExitCode(t *testing.T) {
 func TestEnvoyDiesWithItsAgent(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.9.1")
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	pid := r.envoy()
 	r.signal(syscall.SIGKILL)
 	r.waitExit()
@@ -313,9 +279,7 @@ func TestStartFailsWithReason(t *testing.T) {
 			s := newSetup(t, tc.address)
 			tc.change(t, s)
 			r := s.start(t)
-			if code := r.waitExit(); code != tc.code {
-				t.Errorf("exit code %d, want %d", code, tc.code)
-			}
+			r.expectExit(tc.code)
 			for _, want := range tc.want {
 				if !strings.Contains(r.out.String(), want) {
 					t.Errorf("the output does not contain %q", want)
@@ -331,9 +295,7 @@ func TestUnknownFlagIsToleratedWithAWarning(t *testing.T) {
 	s.args = []string{"proxy", "sidecar", "--someFlagOfTomorrow=1", "--concurency=3", "--stsPort=0", "--profiling=false", "--log_output_level=default:info"}
 	s.env = append(s.env, "ENVOY_PATH=/nowhere/envoy")
 	r := s.start(t)
-	if code := r.waitExit(); code != 127 {
-		t.Errorf("exit code %d: the flag was not tolerated", code)
-	}
+	r.expectExit(127)
 	for _, want := range []string{"flag=--someFlagOfTomorrow", "flag=--concurency similar=--concurrency"} {
 		if !strings.Contains(r.out.String(), want) {
 			t.Errorf("no warning contains %q", want)
@@ -372,24 +334,16 @@ func TestAgentWithoutEnvoyServesAndStops(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.19.1")
 	s.env = append(s.env, "DISABLE_ENVOY=true", "ENVOY_PATH=/nowhere/envoy")
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady() // the application may wait for this
+	r := s.startReady(t) // the application may wait for this
 	if u := r.upgrade(t, "--envoy-path", testenv.Envoy(t)); u.waitExit() != 1 || !strings.Contains(u.out.String(), "runs no Envoy") {
 		t.Errorf("upgrade: %s", u.out)
 	}
-	if code, body, err := r.http("POST", "15020/drain"); err != nil || code != 200 {
-		t.Errorf("POST /drain: %d %s %v", code, body, err)
-	}
+	r.post("15020/drain")
 	if ready, reasons, err := r.readiness(); err != nil || ready || reasons["agent"] != "the agent is draining" {
 		t.Errorf("after POST /drain: ready %v, %v, %v", ready, reasons, err)
 	}
-	if code, body, err := r.http("POST", "15020/quitquitquit"); err != nil || code != 200 {
-		t.Errorf("POST /quitquitquit: %d %s %v", code, body, err)
-	}
-	if code := r.waitExit(); code != 0 {
-		t.Errorf("exit code %d, want 0", code)
-	}
+	r.post("15020/quitquitquit")
+	r.expectExit(0)
 	r.checkNothingLeft()
 }
 

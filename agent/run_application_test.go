@@ -44,9 +44,7 @@ func TestRunStartsApplicationWhenReadyAndReturnsItsCode(t *testing.T) {
 		t.Fatal("the application was started before the proxy was ready")
 	}
 	s.cp.start(t)
-	if code := r.waitExit(); code != 7 {
-		t.Errorf("exit code %d, want the application's, 7", code)
-	}
+	r.expectExit(7)
 	if out := r.out.String(); !strings.Contains(out, "ready=200") || !strings.Contains(out, "notify=\n") || !strings.Contains(out, "the application exited: exit status 7") {
 		t.Error("the output lacks the readiness of the proxy or the exit of the application")
 	}
@@ -70,9 +68,7 @@ func TestSuccessfulApplicationReturnsZero(t *testing.T) {
 	s := newRunSetup(t, "127.107.12.1", "true")
 	s.cp.start(t)
 	r := s.start(t)
-	if code := r.waitExit(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	r.expectExit(0)
 	r.checkNothingLeft()
 }
 
@@ -101,9 +97,7 @@ func TestSignalsAreForwardedToApplication(t *testing.T) {
 		_ = c.Close()
 	}
 	s.write(t, "end", "")
-	if code := r.waitExit(); code != 3 {
-		t.Errorf("exit code %d, want the application's, 3", code)
-	}
+	r.expectExit(3)
 }
 
 func TestApplicationKilledByASignalIsReportedAsByAShell(t *testing.T) {
@@ -121,12 +115,8 @@ func TestApplicationIsStoppedWhenProxyExits(t *testing.T) {
 	s.cp.start(t)
 	r := s.start(t)
 	r.waitOutput("waiting")
-	if err := syscall.Kill(r.envoy(), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	if code := r.waitExit(); code != 137 {
-		t.Errorf("exit code %d, want Envoy's, 137", code)
-	}
+	killProcess(t, r.envoy(), syscall.SIGKILL)
+	r.expectExit(137)
 	if out := r.out.String(); !strings.Contains(out, "got SIGTERM\n") || !strings.Contains(out, "the proxy exited before the application") {
 		t.Error("the output lacks the reason")
 	}
@@ -144,9 +134,7 @@ func TestApplicationContinuesAfterQuittingProxy(t *testing.T) {
 	r.waitOutput("the proxy is gone")
 	r.waitOutput("the application continues without it")
 	s.write(t, "end", "")
-	if code := r.waitExit(); code != 4 {
-		t.Errorf("exit code %d, want the application's, 4", code)
-	}
+	r.expectExit(4)
 }
 
 func TestApplicationIsStoppedWhenAgentIsKilled(t *testing.T) {
@@ -185,9 +173,7 @@ func TestApplicationIsNotStartedWithoutAReadyProxy(t *testing.T) {
 				c.change(s)
 			}
 			r := s.start(t)
-			if code := r.waitExit(); code != c.code {
-				t.Errorf("exit code %d, want %d", code, c.code)
-			}
+			r.expectExit(c.code)
 			if out := r.out.String(); !strings.Contains(out, c.want) || strings.Contains(out, "started\n") {
 				t.Errorf("the output lacks %q, or the application was started", c.want)
 			}
@@ -201,9 +187,7 @@ func TestSignalBeforeApplicationStartStopsProxy(t *testing.T) {
 	r := s.start(t)
 	r.eventually("the agent responds", func() error { _, _, err := r.readiness(); return err })
 	r.signal(syscall.SIGTERM)
-	if code := r.waitExit(); code != 128+15 {
-		t.Errorf("exit code %d, want 143", code)
-	}
+	r.expectExit(128 + 15)
 	if strings.Contains(r.out.String(), "started\n") {
 		t.Error("the application was started")
 	}
@@ -234,9 +218,7 @@ func TestFirstProcessOfContainerReapsOrphans(t *testing.T) {
 	s.within = []string{"unshare", "--pid", "--fork", "--mount-proc", "--kill-child"}
 	s.cp.start(t)
 	r := s.start(t)
-	if code := r.waitExit(); code != 5 {
-		t.Errorf("exit code %d, want 5", code)
-	}
+	r.expectExit(5)
 	if out := r.out.String(); !strings.Contains(out, "before: 1\n") || !strings.Contains(out, "after: 0\n") {
 		t.Error("the orphan was not reaped")
 	}

@@ -48,9 +48,7 @@ func TestScrapeJoinsEnvoyApplicationsAndAgent(t *testing.T) {
 	s := newSetup(t, "127.105.1.1")
 	s.env = append(s.env, "METRICS_HTTPS_PORTS="+second, "ENVOY_SECURE_MERGED_METRICS_PORT=15092", "ENVOY_SECURE_METRICS_PORT=15091",
 		fmt.Sprintf(`ISTIO_PROMETHEUS_ANNOTATIONS={"scrape":"true","path":"","port":"","targets":[{"port":%q,"path":"/metrics"},{"port":%q,"path":""}]}`, first, second))
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	_, body, err := r.http("GET", "15020/stats/prometheus")
 	if err != nil {
 		t.Fatal(err)

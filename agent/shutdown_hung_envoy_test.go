@@ -15,9 +15,7 @@ func TestFrozenEnvoyIsKilledAtTheDeadline(t *testing.T) {
 	s.env = append(s.env, s.drainFor("0.5s"))
 	r := s.start(t)
 	r.waitReady()
-	if err := syscall.Kill(r.envoy(), syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	killProcess(t, r.envoy(), syscall.SIGSTOP)
 	began := time.Now()
 	r.signal(syscall.SIGTERM)
 	r.eventually("the status port reports not ready while the stop hangs", func() error {

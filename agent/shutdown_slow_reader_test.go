@@ -91,9 +91,7 @@ func TestSlowlyReadTCPIsSentCompletely(t *testing.T) {
 			s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, version), s.drainFor("3s"), "TERMINATION_GRACE_PERIOD=2m")
 			s.cp.more = []*listenerv3.Listener{message(t, &listenerv3.Listener{}, tcpListener, s.address)}
 			s.cp.clusters = []*clusterv3.Cluster{message(t, &clusterv3.Cluster{}, appCluster, app.Addr().(*net.TCPAddr).Port)}
-			s.cp.start(t)
-			r := s.start(t)
-			r.waitReady()
+			r := s.startReady(t)
 			conn, err := net.Dial("tcp", s.address+":9001")
 			if err != nil {
 				t.Fatal(err)
@@ -157,9 +155,7 @@ func TestTCPToSlowServerArrivesCompletely(t *testing.T) {
 			s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, version), s.drainFor("3s"), "TERMINATION_GRACE_PERIOD=2m")
 			s.cp.more = []*listenerv3.Listener{message(t, &listenerv3.Listener{}, tcpListener, s.address)}
 			s.cp.clusters = []*clusterv3.Cluster{message(t, &clusterv3.Cluster{}, appCluster, app.Addr().(*net.TCPAddr).Port)}
-			s.cp.start(t)
-			r := s.start(t)
-			r.waitReady()
+			r := s.startReady(t)
 			failed := make(chan error, 1)
 			go func() {
 				answer, err := upload(s.address+":9001", size)

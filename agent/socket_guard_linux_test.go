@@ -77,9 +77,7 @@ func TestAgentIsNotDumpableAndEnvoyGainsNoPrivileges(t *testing.T) {
 			s := newSetup(t, c.address)
 			s.env = append(s.env, strings.Fields(c.env)...)
 			makeProxyUser(t, s)
-			s.cp.start(t)
-			r := s.start(t)
-			r.waitReady()
+			r := s.startReady(t)
 			agent, envoy := r.cmd.Process.Pid, r.envoy()
 			for _, file := range []string{"environ", "maps", "mem", "auxv"} {
 				if readable := readableAsProxyUser(t, agent, file); readable == c.hidden {

@@ -82,9 +82,7 @@ func TestSystemdIsNotifiedOfReadinessLivenessAndStop(t *testing.T) {
 	n.waitMessage(t, "READY=1")
 	n.waitMessage(t, "STATUS=ready")
 	r.signal(syscall.SIGTERM)
-	if code := r.waitExit(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	r.expectExit(0)
 	n.waitMessage(t, "STATUS=stopped")
 	messages := n.all()
 	stopping := slices.Index(messages, "STOPPING=1")
@@ -101,12 +99,8 @@ func TestSystemdStatusHasReasonOfExit(t *testing.T) {
 	s.cp.start(t)
 	r := s.start(t)
 	n.waitMessage(t, "READY=1")
-	if err := syscall.Kill(r.envoy(), syscall.SIGSEGV); err != nil {
-		t.Fatal(err)
-	}
-	if code := r.waitExit(); code != 128+11 {
-		t.Errorf("exit code %d", code)
-	}
+	killProcess(t, r.envoy(), syscall.SIGSEGV)
+	r.expectExit(128 + 11)
 	n.waitMessage(t, "STATUS=envoy: Envoy ended: ended by SIGSEGV")
 	if slices.Contains(n.all(), "WATCHDOG=1") {
 		t.Errorf("the watchdog was notified although it is disabled: %q", n.all())

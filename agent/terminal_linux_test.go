@@ -48,9 +48,7 @@ func TestTerminalSignalsReachApplicationOnce(t *testing.T) {
 		t.Errorf("after Ctrl-C the proxy is not ready any more: %v %v", reasons, err)
 	}
 	r.signal(syscall.SIGTERM)
-	if code := r.waitExit(); code != 4 {
-		t.Errorf("exit code %d, want 4", code)
-	}
+	r.expectExit(4)
 	if n := len(intLine.FindAllString(r.out.String(), -1)); n != 1 {
 		t.Errorf("the application got %d interrupts of one key", n)
 	}

@@ -75,9 +75,7 @@ func TestTokensAreExchanged(t *testing.T) {
 		t.Errorf("the metrics do not count it: %v", err)
 	}
 	r.signal(syscall.SIGTERM)
-	if code := r.waitExit(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	r.expectExit(0)
 	if exchanges.Load() != 1 || strings.Contains(r.out.String(), "eyJ") {
 		t.Errorf("%d exchanges; output:\n%s", exchanges.Load(), r.out)
 	}

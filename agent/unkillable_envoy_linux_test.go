@@ -241,9 +241,7 @@ func TestUnkillableFailedNewEnvoyLeavesOldIntact(t *testing.T) {
 			})
 			young := r.startedEnvoys()[1]
 			release := preventExit(t, young)
-			if code := u.waitExit(); code != 1 {
-				t.Errorf("upgrade: %d: %s", code, u.out)
-			}
+			u.expectExit(1)
 			r.waitGivenUp(young)
 			r.results(`result="went-back"} 1`)
 			r.checkAnswers(30)

@@ -85,9 +85,7 @@ func TestRootAgentOnPort53RunsEnvoyAsProxyUser(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.env = append(s.env, "ISTIO_BOOTSTRAP_OVERRIDE="+override)
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	envoy := r.envoy()
 	if got := processIDs(t, envoy); got != asProxy {
 		t.Errorf("Envoy runs as %s, want %s", got, asProxy)
@@ -119,9 +117,7 @@ func TestRootAgentOnPort53RunsEnvoyAsProxyUser(t *testing.T) {
 		return nil
 	})
 	r.signal(syscall.SIGTERM)
-	if code := r.waitExit(); code != 0 {
-		t.Errorf("exit code %d, want 0", code)
-	}
+	r.expectExit(0)
 	if err := os.Remove(filepath.Join(s.dir, "etc/istio/proxy", validationMarkFile)); err != nil {
 		t.Error(err)
 	}
@@ -135,22 +131,16 @@ func TestEnvoyOfAnotherUserIsUpgradedBothWays(t *testing.T) {
 			t.Parallel()
 			s := rootOnPort53(t, address)
 			s.args = append(s.args, "--restart")
-			s.cp.start(t)
-			r := s.start(t)
-			r.waitReady()
+			r := s.startReady(t)
 			old := r.envoy()
 			u := r.upgrade(t, "--envoy-path", openEnvoy(t, testenv.OldEnvoyVersion), "--way", way, "--keep", "1s", "--wait")
-			if code := u.waitExit(); code != 0 {
-				t.Fatalf("upgrade: %d: %s", code, u.out)
-			}
+			u.expectExit(0)
 			young := r.envoy()
 			if got := processIDs(t, young); young == old || got != asProxy {
 				t.Errorf("after process %d it is %d, which runs as %s, want %s", old, young, got, asProxy)
 			}
 			r.signal(syscall.SIGTERM)
-			if code := r.waitExit(); code != 0 {
-				t.Errorf("exit code %d, want 0", code)
-			}
+			r.expectExit(0)
 			r.checkNothingLeft()
 		})
 	}

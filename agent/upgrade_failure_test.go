@@ -172,9 +172,7 @@ func TestNewEnvoyCrashRestartsOldVersion(t *testing.T) {
 			if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.EnvoyVersion), "--way", way, "--keep", "8s"); u.waitExit() != 0 {
 				t.Fatalf("upgrade: %s", u.out)
 			}
-			if err := syscall.Kill(r.envoy(), syscall.SIGSEGV); err != nil {
-				t.Fatal(err)
-			}
+			killProcess(t, r.envoy(), syscall.SIGSEGV)
 			r.eventually("the old version is started again", func() error {
 				if n := len(r.startedEnvoys()); n != 3 {
 					return fmt.Errorf("%d Envoys so far", n)

@@ -119,9 +119,7 @@ func TestHalfClosedConnectionSurvives(t *testing.T) {
 			s.args = append(s.args, "--restart")
 			s.cp.more = []*listenerv3.Listener{message(t, &listenerv3.Listener{}, tcpListener, s.address)}
 			s.cp.clusters = []*clusterv3.Cluster{message(t, &clusterv3.Cluster{}, appCluster, app.Addr().(*net.TCPAddr).Port)}
-			s.cp.start(t)
-			r := s.start(t)
-			r.waitReady()
+			r := s.startReady(t)
 			failed := make(chan error, 1)
 			go func() {
 				answer, err := upload(s.address+":9001", 1000)

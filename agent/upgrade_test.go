@@ -56,9 +56,7 @@ func (s *agentSetup) upgradable(t *testing.T, version string, args ...string) *a
 	s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, version))
 	s.args = append(s.args, args...)
 	s.serveTraffic(t)
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	return r
 }
 
@@ -110,9 +108,7 @@ func TestUpgradeLosesNoRequest(t *testing.T) {
 			r.waitOnlyEnvoy(r.envoy())
 			r.checkServes(c.to, 1)
 			r.signal(syscall.SIGTERM)
-			if code := r.waitExit(); code != 0 {
-				t.Errorf("exit code %d, want 0", code)
-			}
+			r.expectExit(0)
 			r.checkNothingLeft()
 		})
 	}

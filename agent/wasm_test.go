@@ -190,9 +190,7 @@ func TestLateWasmModulesReachEnvoyInBothProtocols(t *testing.T) {
 			}
 			s.env = append(s.env, "WASM_INSECURE_REGISTRIES=127.0.0.1", "WASM_MODULE_DIR="+filepath.Join(s.dir, "modules"),
 				"WASM_RETRY_INTERVAL=200ms", "ISTIO_DELTA_XDS="+delta)
-			s.cp.start(t)
-			r := s.start(t)
-			r.waitReady()
+			r := s.startReady(t)
 			r.waitAnswers("late", "8081", 403)
 			r.waitAnswers("open", "8082", 200)
 			r.waitAnswers("net", "8083", 200)

@@ -15,9 +15,7 @@ import (
 func TestXDSCommandsShowWhatARunningProxyRelays(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.152.2.1")
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	if out, code := r.command("xds", "status"); code != 0 || !strings.Contains(out, "connected") || !strings.Contains(out, "Listener") || !strings.Contains(out, "acknowledged") {
 		t.Errorf("xds status: code %d\n%s", code, out)
 	}
@@ -39,9 +37,7 @@ func TestTapShowsNewEnvoyAndItsResources(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.152.3.1")
 	s.args = append(s.args, "--restart")
-	s.cp.start(t)
-	r := s.start(t)
-	r.waitReady()
+	r := s.startReady(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	lines, err := DialControl(filepath.Join(r.dir, "etc/istio/proxy")).OpenTap(ctx, TapRequest{Types: []string{"lds"}, Contents: true, For: time.Minute})
@@ -49,9 +45,7 @@ func TestTapShowsNewEnvoyAndItsResources(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer lines.Close()
-	if err := syscall.Kill(r.envoy(), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	killProcess(t, r.envoy(), syscall.SIGKILL)
 	kinds := map[string]bool{}
 	for decoder := json.NewDecoder(lines); !kinds[xdsproxy.TapResource] || !kinds[xdsproxy.TapAck]; {
 		var l xdsproxy.TapLine

@@ -76,7 +76,7 @@ func areValidValues(values, not []string, fits func(string) bool) bool {
 
 // source compiles the parts of a source, all of which must match. It returns false if they can never match.
 func (c ruleCompiler) source(s *security.Source) ([]*rbacv3.Principal, bool) {
-	ids := principalList{c: c}
+	ids := c.newPrincipals()
 	ids.add(s.GetPrincipals(), s.GetNotPrincipals(), c.principal)
 	ids.add(s.GetNamespaces(), s.GetNotNamespaces(), namespacePrincipal)
 	ids.add(s.GetServiceAccounts(), s.GetNotServiceAccounts(), c.serviceAccountPrincipal)
@@ -84,22 +84,22 @@ func (c ruleCompiler) source(s *security.Source) ([]*rbacv3.Principal, bool) {
 	ids.add(s.GetIpBlocks(), s.GetNotIpBlocks(), connectionPrincipal)
 	ids.addRequest(s.GetRemoteIpBlocks(), s.GetNotRemoteIpBlocks(), remotePrincipal)
 	ids.addChecked(s.GetRequestPrincipals(), s.GetNotRequestPrincipals(), isValidRequestPrincipal, requestPrincipal)
-	return ids.ids, !ids.impossible
+	return ids.list, !ids.impossible
 }
 
 // operation compiles the parts of an operation, all of which must match. It returns false if they can never match.
 func (c ruleCompiler) operation(o *security.Operation) ([]*rbacv3.Permission, bool) {
-	rules := permissionList{c: c}
+	rules := c.newPermissions()
 	rules.add(o.GetPorts(), o.GetNotPorts(), portPermission)
 	rules.addChecked(o.GetHosts(), o.GetNotHosts(), isValidHost, hostPermission)
 	rules.addRequest(o.GetMethods(), o.GetNotMethods(), methodPermission)
 	rules.addChecked(o.GetPaths(), o.GetNotPaths(), isValidPath, pathPermission)
-	return rules.rules, !rules.impossible
+	return rules.list, !rules.impossible
 }
 
 // conditions compiles the field when of a rule. It returns false if its conditions can never match.
 func (c ruleCompiler) conditions(when []*security.Condition) ([]*rbacv3.Principal, []*rbacv3.Permission, bool) {
-	ids, rules := principalList{c: c}, permissionList{c: c}
+	ids, rules := c.newPrincipals(), c.newPermissions()
 	for _, w := range when {
 		key, values, not := w.GetKey(), w.GetValues(), w.GetNotValues()
 		switch {
@@ -138,32 +138,48 @@ func (c ruleCompiler) conditions(when []*security.Condition) ([]*rbacv3.Principa
 			return nil, nil, false
 		}
 	}
-	return ids.ids, rules.rules, !ids.impossible && !rules.impossible
+	return ids.list, rules.list, !ids.impossible && !rules.impossible
 }
 
-// principalList collects conditions on the client, all of which must match.
-type principalList struct {
+// conditionList collects conditions, all of which must match. A condition of type T is about the client (a principal) or
+// about the requested operation (a permission).
+type conditionList[T any] struct {
 	c          ruleCompiler
-	ids        []*rbacv3.Principal
+	list       []T
 	impossible bool
+	// or returns the condition that one of the values matches, and not the opposite of a condition.
+	or  func(values []string, match func(string) T) T
+	not func(T) T
 }
 
-// add adds the condition that the client has one of values, and none of the values in not.
-func (l *principalList) add(values, not []string, match func(string) *rbacv3.Principal) {
+func (c ruleCompiler) newPrincipals() conditionList[*rbacv3.Principal] {
+	return conditionList[*rbacv3.Principal]{c: c, or: orIDs, not: func(p *rbacv3.Principal) *rbacv3.Principal {
+		return &rbacv3.Principal{Identifier: &rbacv3.Principal_NotId{NotId: p}}
+	}}
+}
+
+func (c ruleCompiler) newPermissions() conditionList[*rbacv3.Permission] {
+	return conditionList[*rbacv3.Permission]{c: c, or: orRules, not: func(p *rbacv3.Permission) *rbacv3.Permission {
+		return &rbacv3.Permission{Rule: &rbacv3.Permission_NotRule{NotRule: p}}
+	}}
+}
+
+// add adds the condition that one of values matches, and none of the values in not.
+func (l *conditionList[T]) add(values, not []string, match func(string) T) {
 	if !areValidValues(values, not, nil) {
 		l.impossible = l.impossible || !l.c.deny
 		return
 	}
 	if len(values) > 0 {
-		l.ids = append(l.ids, orIDs(values, match))
+		l.list = append(l.list, l.or(values, match))
 	}
 	if len(not) > 0 {
-		l.ids = append(l.ids, &rbacv3.Principal{Identifier: &rbacv3.Principal_NotId{NotId: orIDs(not, match)}})
+		l.list = append(l.list, l.not(l.or(not, match)))
 	}
 }
 
 // addRequest is like add, but for attributes of requests.
-func (l *principalList) addRequest(values, not []string, match func(string) *rbacv3.Principal) {
+func (l *conditionList[T]) addRequest(values, not []string, match func(string) T) {
 	switch {
 	case len(values)+len(not) == 0:
 	case !l.c.tcp:
@@ -174,51 +190,12 @@ func (l *principalList) addRequest(values, not []string, match func(string) *rba
 }
 
 // addChecked is like addRequest, but the values must pass a check.
-func (l *principalList) addChecked(values, not []string, fits func(string) bool, match func(string) *rbacv3.Principal) {
+func (l *conditionList[T]) addChecked(values, not []string, fits func(string) bool, match func(string) T) {
 	if !areValidValues(values, not, fits) {
 		l.impossible = l.impossible || !l.c.deny
 		return
 	}
 	l.addRequest(values, not, match)
-}
-
-// permissionList collects conditions on the requested operation, all of which must match.
-type permissionList struct {
-	c          ruleCompiler
-	rules      []*rbacv3.Permission
-	impossible bool
-}
-
-// addChecked adds a condition on the operation. The values must pass a check.
-func (l *permissionList) addChecked(values, not []string, fits func(string) bool, match func(string) *rbacv3.Permission) {
-	if !areValidValues(values, not, fits) {
-		l.impossible = l.impossible || !l.c.deny
-		return
-	}
-	l.addRequest(values, not, match)
-}
-
-func (l *permissionList) add(values, not []string, match func(string) *rbacv3.Permission) {
-	if !areValidValues(values, not, nil) {
-		l.impossible = l.impossible || !l.c.deny
-		return
-	}
-	if len(values) > 0 {
-		l.rules = append(l.rules, orRules(values, match))
-	}
-	if len(not) > 0 {
-		l.rules = append(l.rules, &rbacv3.Permission{Rule: &rbacv3.Permission_NotRule{NotRule: orRules(not, match)}})
-	}
-}
-
-func (l *permissionList) addRequest(values, not []string, match func(string) *rbacv3.Permission) {
-	switch {
-	case len(values)+len(not) == 0:
-	case !l.c.tcp:
-		l.add(values, not, match)
-	case !l.c.deny:
-		l.impossible = true
-	}
 }
 
 func andIDs(ids []*rbacv3.Principal) *rbacv3.Principal {
