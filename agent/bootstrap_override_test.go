@@ -194,7 +194,6 @@ func TestCommandUsageErrors(t *testing.T) {
 		"bootstrap --grpc --validate":               "one of them",
 		"config ztunnel":                            "does not use Envoy",
 		"bootstrap a b":                             "--help",
-		"config --concurency 2":                     "--concurency",
 	} {
 		if out, errOut, code := s.runCommand(t, strings.Fields(line)...); code != 2 || out != "" || !strings.Contains(errOut, want) {
 			t.Errorf("%s: code %d, %s%s; want 2 and %q", line, code, out, errOut, want)

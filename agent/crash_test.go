@@ -222,7 +222,7 @@ func TestCutRequestsCauseReportWithConfiguration(t *testing.T) {
 	if config := fmt.Sprint(reports[0]["config"]); !strings.Contains(config, "envoy.http_connection_manager") && !strings.Contains(config, "HttpConnectionManager") || !strings.Contains(config, "a-team") {
 		t.Errorf("the configuration in the report: %s", config)
 	}
-	if !strings.Contains(fmt.Sprint(reports[0]["why"]), "1 requests") {
+	if !strings.Contains(fmt.Sprint(reports[0]["why"]), "1 request ") {
 		t.Errorf("why: %v", reports[0]["why"])
 	}
 }

@@ -163,7 +163,7 @@ func TestApplicationIsNotStartedWithoutAReadyProxy(t *testing.T) {
 		"no application":     {"127.107.17.5", []string{"run", "--"}, nil, 2, "write it after --"},
 		"no dash":            {"127.107.17.6", []string{"run", "echo", "started"}, nil, 2, "write it after --"},
 		"two kinds of proxy": {"127.107.17.7", []string{"run", "sidecar", "router", "--", "echo", "started"}, nil, 2, "one proxy type"},
-		"wrong setting":      {"127.107.17.8", []string{"run", "--", "echo", "started"}, func(s *agentSetup) { s.env = append(s.env, "SECRET_TTL=soon") }, 2, "SECRET_TTL"},
+		"wrong setting":      {"127.107.17.8", []string{"run", "--", "echo", "started"}, func(s *agentSetup) { s.env = append(s.env, "ENVOY_STATUS_PORT=99999") }, 2, "ENVOY_STATUS_PORT"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

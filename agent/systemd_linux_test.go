@@ -289,7 +289,7 @@ func TestSystemdRestartsService(t *testing.T) {
 
 	// Errors that a restart cannot fix are left to the operator.
 	for n, c := range []struct{ setting, end, status string }{
-		{"JWT_POLICY=none-of-these", "exit-code exited 2", ""},
+		{"ENVOY_STATUS_PORT=99999", "exit-code exited 2", ""},
 		{"ENVOY_PATH=/usr/local/bin/missing", "exit-code exited 127", "envoy: no Envoy found"},
 	} {
 		s.setUnit(t, c.setting)
