@@ -17,11 +17,11 @@ import (
 const (
 	CodeBadPod     = 100 // the pod's settings are invalid
 	CodeNotApplied = 101 // the rules could not be applied
-	CodeNotInForce = 102 // CHECK: expected rules are missing
+	CodeNotInForce = 102 // CHECK: the kernel does not have the expected rules
 )
 
 // add implements ADD. It redirects the pod's traffic and prints the result of the previous plugins unchanged. For a pod
-// outside the mesh it only prints the result. On any error the pod does not start.
+// that is not in the mesh, it only prints the result. On any error the pod does not start.
 func (p *Plugin) add(ctx context.Context, c *call) error {
 	plan, err := p.plan(ctx, c)
 	if err != nil {
@@ -65,7 +65,7 @@ func (p *Plugin) step(name string) {
 	}
 }
 
-// plan contains the redirection rules that one sandbox needs, and the open network namespace to install them in.
+// plan contains the redirection rules for one sandbox, and the open network namespace in which they are installed.
 type plan struct {
 	netns   *os.File
 	options iptables.Options
@@ -130,8 +130,8 @@ func (p *Plugin) planFor(ctx context.Context, c *call, settings *capture.Setting
 	return plan, nil
 }
 
-// findPod returns the pod from the policy file if one is configured, otherwise from the node agent or the API server.
-// For a sandbox that is not redirected it returns a skip reason instead.
+// findPod looks up the pod: in the policy file if one is configured, otherwise through the node agent or the API
+// server. For a sandbox that is not redirected, it returns a skip reason instead.
 func (p *Plugin) findPod(ctx context.Context, c *call) (pod *agentapi.Pod, skip *capture.Skip, err error) {
 	if c.config.PolicyFile != "" {
 		policy, err := loadPolicy(c.config.PolicyFile)

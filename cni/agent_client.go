@@ -77,8 +77,8 @@ func (a *agentClient) get(ctx context.Context, path string) ([]byte, error) {
 	return a.exchange(ctx, query)
 }
 
-// report sends the log lines and the result of the command to the node agent. It ignores errors, because a failed report
-// must not prevent the pod's start.
+// report sends the log lines and the result of the command to the node agent. It ignores errors, because a failed
+// report must not prevent the pod from starting.
 func (a *agentClient) report(ctx context.Context, entries []agentapi.LogEntry, result agentapi.Result) {
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
@@ -111,8 +111,8 @@ func request(method, path string, message any) (*http.Request, error) {
 	return r, nil
 }
 
-// exchange sends all requests and then reads their responses. It returns the body of the last response. If the node
-// agent responds with an error status, err is a *refusedError for the first of them.
+// exchange sends all requests and then reads their responses. It returns the body of the last response. If responses
+// have an error status, err is a *refusedError for the first of them.
 func (a *agentClient) exchange(ctx context.Context, requests ...*http.Request) (body []byte, err error) {
 	var all bytes.Buffer
 	for _, r := range requests {
@@ -157,7 +157,7 @@ func (a *agentClient) noResponseError(err error) error {
 	return fmt.Errorf("the node agent does not respond at %s (does its pod run on this node?): %w", a.socket, err)
 }
 
-// read reads one response and returns its body, or a *refusedError for an error status. After a *refusedError the
+// read reads one response and returns its body. For an error status, it returns a *refusedError, after which the
 // connection remains usable.
 func (a *agentClient) read(to *http.Request) ([]byte, error) {
 	a.limit.N = agentapi.MaxBody + maxHeader

@@ -17,8 +17,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
-// attachment records that ADD redirects a sandbox: the network, the interface and the network namespace. ADD writes it
-// before it installs the rules.
+// attachment records that ADD redirects a sandbox. It contains the network, the interface and the network namespace.
+// ADD writes it before it installs the rules.
 type attachment struct {
 	Network     string `json:"network"`
 	ContainerID string `json:"containerID"`
@@ -29,15 +29,16 @@ type attachment struct {
 	noted time.Time
 }
 
-// nsID identifies an existing network namespace. The kernel reuses inode numbers after a namespace is removed.
+// nsID identifies an existing network namespace. It is not unique over time, because the kernel reuses inode numbers
+// after a namespace is removed.
 type nsID struct {
 	Device uint64 `json:"device"`
 	Inode  uint64 `json:"inode"`
 }
 
-// attachments is a directory with a file per attachment, below the run directory. GC reads it, because a runtime that
-// lost its state cannot list its sandboxes. The files are lost on reboot, as sandboxes are. Write errors are only
-// logged; GC then finds fewer sandboxes.
+// attachments is a directory with a file per attachment, below the run directory. GC reads them, because a runtime that
+// lost its state cannot list its sandboxes. A reboot removes both the files and the sandboxes. Write errors are only
+// logged, and GC then finds fewer sandboxes.
 type attachments struct{ dir string }
 
 const (
@@ -45,8 +46,8 @@ const (
 	maxAttachment = 16 << 10
 	// maxAttachments limits the attachments that one GC examines.
 	maxAttachments = 10_000
-	// minAttachmentAge is the age from which GC removes an attachment. A new sandbox may not have a process yet. The
-	// runtime that runs GC does not know the sandboxes of another runtime that uses the same network.
+	// minAttachmentAge is the minimum age of an attachment that GC removes. A new sandbox may not have a process yet.
+	// The runtime that runs GC does not know the sandboxes of another runtime that uses the same network.
 	minAttachmentAge = 10 * time.Minute
 )
 
@@ -84,7 +85,8 @@ func (s attachments) note(a attachment, netns *os.File) error {
 
 func (s attachments) remove(a attachment) { _ = os.Remove(s.path(a)) }
 
-// all returns all attachments that can be read. It removes old invalid files, which killed plugins wrote only in part.
+// all returns all attachments that it can read. It removes old invalid files. Such files result from a plugin that was
+// killed while it wrote them.
 func (s attachments) all() ([]attachment, error) {
 	dir, err := os.Open(s.dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -117,7 +119,7 @@ func (s attachments) all() ([]attachment, error) {
 }
 
 func readAttachment(path string, info fs.FileInfo) (a attachment, err error) {
-	if !info.Mode().IsRegular() { // opening a named pipe would block until a writer opens it
+	if !info.Mode().IsRegular() { // to open a named pipe would block until a writer opens it
 		return a, fmt.Errorf("%s is not a regular file", path)
 	}
 	f, err := os.Open(path)
@@ -133,9 +135,9 @@ func readAttachment(path string, info fs.FileInfo) (a attachment, err error) {
 	return a, json.Unmarshal(text, &a)
 }
 
-// partitionAttachments splits attachments into stale ones, which are not in the runtime's list of valid attachments, and
-// live ones. The list covers one network, so attachments of other networks are live. Attachments younger than
-// minAttachmentAge are live too, because the list may be older.
+// partitionAttachments divides attachments into stale ones, which are missing in the runtime's list of valid
+// attachments, and live ones. The list is about one network, so attachments of other networks count as live.
+// Attachments younger than minAttachmentAge count as live too, because the list may be older than they are.
 func partitionAttachments(all []attachment, network string, valid []types.GCAttachment, now time.Time) (stale, live []attachment) {
 	isValid := map[types.GCAttachment]bool{}
 	for _, v := range valid {

@@ -19,15 +19,16 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 )
 
-// Config is the plugin's entry in the CNI network configuration list. Up to "kubeconfig", the keys are those of the CNI
-// specification and of Istio's plugin, with the same meaning. The keys from "kubeconfig" on are specific to pilotfish.
+// Config is the plugin's entry in the CNI network configuration list. The keys before "kubeconfig" are those of the CNI
+// specification and of Istio's plugin, with the same meaning. "kubeconfig" and the keys after it are specific to
+// pilotfish.
 type Config struct {
 	CNIVersion string          `json:"cniVersion"`
 	Name       string          `json:"name"`
 	Type       string          `json:"type"`
 	PrevResult json.RawMessage `json:"prevResult"`
-	// ValidAttachments lists the attachments that GC must not remove; nil if the runtime does not send the list.
-	// Attachments has the key's name in an earlier version of the CNI specification.
+	// ValidAttachments lists the attachments that GC must not remove. It is nil if the runtime does not send the list.
+	// Attachments is the same list with the key of an earlier version of the CNI specification.
 	ValidAttachments *[]types.GCAttachment `json:"cni.dev/valid-attachments"`
 	Attachments      *[]types.GCAttachment `json:"cni.dev/attachments"`
 
@@ -44,8 +45,8 @@ type Config struct {
 	// Kubeconfig is the kubeconfig for queries to the API server while the node agent does not respond. The default is
 	// istio-cni-kubeconfig in the run directory.
 	Kubeconfig string `json:"kubeconfig"`
-	// PolicyFile is the path of a policy file, which selects the sandboxes to redirect on nodes without Kubernetes. With
-	// it the plugin does not query the node agent or the API server.
+	// PolicyFile is the path of a policy file, which selects the sandboxes to redirect on nodes without Kubernetes. If
+	// it is set, the plugin queries neither the node agent nor the API server.
 	PolicyFile string `json:"policy_file"`
 	// LogFile is the path of the plugin's log file; "" for none. A file larger than LogFileBytes is renamed to LogFile.1.
 	LogFile      string `json:"log_file"`
@@ -58,8 +59,8 @@ type Config struct {
 	// ForceIPTables is "legacy" or "nft" to run the node's iptables binaries of that variant; "" for the kernel's
 	// nftables interface.
 	ForceIPTables string `json:"force_iptables_binary"`
-	// StatusChecksAgent makes STATUS fail while the node agent does not respond. If the node agent's pod uses this
-	// network, do not set it: the agent's pod could then never start.
+	// StatusChecksAgent makes STATUS fail while the node agent does not respond. It must not be set if the node agent's
+	// pod uses this network, because the agent's pod could then never start.
 	StatusChecksAgent bool `json:"status_asks_agent"`
 }
 
@@ -84,7 +85,7 @@ func (c *Config) kubeconfig() string {
 	return cmp.Or(c.Kubeconfig, filepath.Join(c.RunDir, kubeconfigName))
 }
 
-// validate returns a CNI error that lists all settings that cannot work or would leave pods without redirection.
+// validate returns a CNI error that lists all settings that are invalid or would leave pods without redirection.
 func (c *Config) validate() error {
 	var problems []error
 	refuse := func(key string, value any, remedy string) {

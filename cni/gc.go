@@ -9,8 +9,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 )
 
-// gc implements GC for sandboxes that are not in the runtime's list of valid attachments. It removes their attachment
-// files, and the rules and routes in their network namespaces if no process runs there. It never fails.
+// gc implements GC for sandboxes that are missing in the runtime's list of valid attachments. It removes their
+// attachment files. It also removes the rules and routes in their network namespaces if no process runs there. It never
+// fails.
 func (p *Plugin) gc(ctx context.Context, c *call) error {
 	c.result.Outcome = agentapi.Removed
 	valid := c.config.valid()
@@ -41,7 +42,7 @@ func (p *Plugin) gc(ctx context.Context, c *call) error {
 var errHasProcesses = errors.New("the rules of the sandbox are not removed, because processes still run in it: stop these processes")
 
 // collect removes the rules and routes of a stale attachment, unless a live attachment shares its sandbox. It reports
-// whether the attachment's file can be removed too.
+// whether the attachment's file may be removed too.
 func (p *Plugin) collect(ctx context.Context, a attachment, shared bool) (done bool, err error) {
 	netns, err := openNetNS(a.NetNS)
 	if err != nil {
@@ -51,7 +52,7 @@ func (p *Plugin) collect(ctx context.Context, a attachment, shared bool) (done b
 	if now, err := identify(netns); err != nil || now != a.Namespace || shared {
 		return err == nil, err // the path belongs to a newer namespace, or a live attachment needs the rules
 	}
-	// Without the rules, the remaining processes would bypass their proxy.
+	// Without the rules, the traffic of these processes would bypass their proxy.
 	if lives, err := hasProcesses(a.Namespace); err != nil || lives {
 		if err == nil {
 			err = errHasProcesses

@@ -34,10 +34,10 @@ const maxLines = 200
 func newJournal(out io.Writer, c *Config) *journal {
 	level, err := logLevel(c.LogLevel)
 	if err != nil {
-		level = slog.LevelInfo // Config.validate reports the invalid level
+		level = slog.LevelInfo // Config.validate reports an invalid level
 	}
 	j := &journal{out: out, limit: c.LogFileBytes}
-	if filepath.IsAbs(c.LogFile) { // the runtime's working directory is unknown
+	if filepath.IsAbs(c.LogFile) { // the plugin does not know in which working directory the runtime starts it
 		j.file = c.LogFile
 	}
 	j.Logger = slog.New(slog.NewJSONHandler(j, &slog.HandlerOptions{Level: level}))
@@ -97,8 +97,9 @@ func appendLimited(path string, line []byte, limit int64) error {
 	return err
 }
 
-// openLog opens the log file, which must be a regular file without other hard links. Opening a named pipe without a
-// reader would block the start of every pod. With a hard link the plugin could append to an unrelated file.
+// openLog opens the log file. The file must be a regular file without other hard links. If it were a named pipe without
+// a reader, the open would block the start of every pod. If it had other hard links, the plugin could append to an
+// unrelated file.
 func openLog(path string) (*os.File, os.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
 	if err != nil {

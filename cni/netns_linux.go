@@ -46,7 +46,7 @@ func checkNetNS(f *os.File) error {
 	return nil
 }
 
-// identify returns the ID of an open network namespace.
+// identify returns the ID of the network namespace in an open file.
 func identify(netns *os.File) (nsID, error) {
 	var stat unix.Stat_t
 	if err := unix.Fstat(int(netns.Fd()), &stat); err != nil {
@@ -55,8 +55,8 @@ func identify(netns *os.File) (nsID, error) {
 	return nsID{uint64(stat.Dev), stat.Ino}, nil
 }
 
-// hasProcesses reports whether any thread on the node runs in the network namespace. It checks each thread, because a
-// virtual machine may run in a thread whose process is in another namespace.
+// hasProcesses reports whether any thread on the node runs in the network namespace. It checks threads instead of
+// processes, because a virtual machine may run in a thread whose process is in another namespace.
 func hasProcesses(ns nsID) (bool, error) {
 	sees, err := seesProcesses()
 	if err != nil {
@@ -67,7 +67,8 @@ func hasProcesses(ns nsID) (bool, error) {
 		return false, err
 	}
 	for _, p := range processes {
-		if pid, err := strconv.Atoi(p.Name()); err != nil || pid == os.Getpid() { // this process's threads may have entered it
+		// Skip this process, whose threads may have entered the namespace.
+		if pid, err := strconv.Atoi(p.Name()); err != nil || pid == os.Getpid() {
 			continue
 		}
 		tasks := filepath.Join("/proc", p.Name(), "task")
@@ -80,7 +81,7 @@ func hasProcesses(ns nsID) (bool, error) {
 			err := unix.Stat(filepath.Join(tasks, t.Name(), "ns/net"), &stat)
 			switch {
 			case isProcessGone(err):
-			case sees && errors.Is(err, unix.EACCES): // a process of a parent user namespace, where pods never run
+			case sees && errors.Is(err, unix.EACCES): // a process of a parent user namespace, in which pods never run
 			case err != nil:
 				return false, fmt.Errorf("cannot determine whether process %s runs in the namespace: %w", p.Name(), err)
 			case nsID{uint64(stat.Dev), stat.Ino} == ns:

@@ -24,7 +24,7 @@ import (
 // Plugin runs one command of a container runtime.
 type Plugin struct {
 	Out, Err io.Writer
-	// Started is the start time of the process, for the duration reported to the node agent.
+	// Started is the start time of the process. The duration that the plugin reports to the node agent begins then.
 	Started time.Time
 	// PodTimeout is the timeout of the pod lookup; 0 means 5 s. If the lookup fails, the kubelet runs ADD again.
 	PodTimeout time.Duration
@@ -38,7 +38,8 @@ type Plugin struct {
 const (
 	defaultPodTimeout = 5 * time.Second
 	firstPause        = 200 * time.Millisecond
-	// commandTime is the timeout of a command, because the node's iptables may hang. The kubelet waits for minutes.
+	// commandTime is the timeout of a command. It is necessary because the node's iptables may hang, and the kubelet
+	// waits for minutes.
 	commandTime = time.Minute
 )
 
@@ -50,8 +51,9 @@ const about = "pilotfish-cni is a CNI plugin that redirects a pod's traffic to i
 // in the CNI format, which runtimes add to the pod's events. DEL and GC never fail.
 func Main(started time.Time) int {
 	umask.ClearOwnerBits()
-	debug.SetGCPercent(400)      // the process runs for milliseconds, so fewer garbage collections save CPU time
-	runtime.GOMAXPROCS(1)        // the work is sequential; with more, idle scheduler threads use a quarter of the CPU time
+	debug.SetGCPercent(400) // the process runs for milliseconds, so fewer garbage collections save CPU time
+	// The work is sequential; with more, idle scheduler threads would use a quarter of the CPU time.
+	runtime.GOMAXPROCS(1)
 	if os.Getenv("PATH") == "" { // the node's iptables binaries are in these directories
 		_ = os.Setenv("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
 	}
@@ -177,8 +179,9 @@ func (c *call) reportResult(ctx context.Context, took time.Duration, err error) 
 	}
 }
 
-// del implements DEL. It removes the attachment's file and the remains of a killed ADD, but no complete rules. Processes
-// that still run in the sandbox remain captured. The kernel removes the rules with the network namespace.
+// del implements DEL. It removes the attachment's file, and the remains of an ADD that was killed, but no complete
+// rules. The traffic of processes that still run in the sandbox thus remains captured. The kernel removes the rules
+// together with the network namespace.
 func (p *Plugin) del(ctx context.Context, c *call) error {
 	c.result.Outcome = agentapi.Removed
 	c.attachments().remove(c.attachment())

@@ -15,14 +15,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/kube"
 )
 
-// fromAgent, fromAPI and fromPolicy are the values of agentapi.Result.Source: where the plugin got the pod from.
+// fromAgent, fromAPI and fromPolicy are the values of agentapi.Result.Source. They specify where the plugin found the
+// pod.
 const (
 	fromAgent  = "agent"
 	fromAPI    = "api"
 	fromPolicy = "policy"
 )
 
-// errNoPod reports that the API server does not have the pod. The lookup is then not retried.
+// errNoPod reports that the API server does not have the pod. The plugin then does not retry the lookup.
 var errNoPod = errors.New("no such pod")
 
 // podSource looks up pods. It queries the node agent, which caches all pods of the node. If that fails, it queries the
@@ -34,8 +35,8 @@ type podSource struct {
 	firstPause time.Duration // delay before the first retry; doubled after each retry
 }
 
-// pod looks up a pod and retries until the timeout. It returns a CNI error if the lookup fails. A pod of the same name
-// with another UID does not match.
+// pod looks up a pod. It retries until the timeout. It returns a CNI error if the lookup fails. A pod with the same
+// name but another UID does not match.
 func (s *podSource) pod(ctx context.Context, args *podArgs) (p *agentapi.Pod, from string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()

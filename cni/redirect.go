@@ -9,7 +9,7 @@ import (
 type redirector interface {
 	apply(ctx context.Context, p *plan) error
 	check(ctx context.Context, p *plan) error
-	// repairRules removes the remains of an apply that was killed before it had installed all rules.
+	// repairRules removes rules and routing that are incomplete because the process that installed them was killed.
 	repairRules(ctx context.Context, netns *os.File) error
 	// clean removes all of pilotfish's rules and routes.
 	clean(ctx context.Context, netns *os.File) error

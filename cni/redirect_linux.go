@@ -45,7 +45,7 @@ func (kernel) backend(p *plan) (iptables.Backend, error) {
 	return backends.New(backends.Config{NetNS: int(p.netns.Fd()), Choice: choice, Logger: p.log, Inject: p.inject})
 }
 
-// apply installs the rules, reads them back from the kernel, and returns an error if they differ.
+// apply installs the rules and reads them back from the kernel. It returns an error if they differ.
 func (k kernel) apply(ctx context.Context, p *plan) error {
 	b, err := k.backend(p)
 	if err != nil {
@@ -84,8 +84,8 @@ func (kernel) clean(ctx context.Context, netns *os.File) error {
 	return b.Clean(ctx)
 }
 
-// checkTime is the timeout of CHECK, and of comparing the rules after ADD. With correct rules, CHECK's test packets
-// arrive immediately.
+// checkTime is the timeout of CHECK, and of the comparison of the rules after ADD. If the rules are correct, CHECK's
+// test packets arrive immediately.
 const checkTime = 20 * time.Second
 
 // check compares the kernel's rules and their order with the plan, and verifies them with test packets. Neither the pod's

@@ -17,8 +17,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
 )
 
-// policy selects the action for sandboxes on nodes without Kubernetes. The first matching rule applies. Default applies
-// to sandboxes that match no rule.
+// policy determines the action for sandboxes on nodes without Kubernetes. The first matching rule applies. Default
+// applies to sandboxes that match no rule.
 type policy struct {
 	Default string       `yaml:"default"` // capture, skip, or refuse (also "")
 	Rules   []policyRule `yaml:"rules"`
@@ -83,8 +83,8 @@ func checkAction(where, action string) error {
 	return fmt.Errorf("%s %q: use capture, skip or refuse", where, action)
 }
 
-// decide applies the policy to a sandbox. It returns a pod with the rule's settings if the sandbox is to be redirected,
-// a skip reason if it is not, or an error if the sandbox must not start.
+// decide applies the policy to a sandbox. If the sandbox must be redirected, it returns a pod with the rule's settings.
+// If not, it returns a skip reason. If the sandbox must not start, it returns an error.
 func (p *policy) decide(args *podArgs, containerID, ifName string) (*agentapi.Pod, *capture.Skip, error) {
 	known := maps.Clone(args.All)
 	known["CNI_CONTAINERID"], known["CNI_IFNAME"] = containerID, ifName

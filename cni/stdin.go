@@ -21,7 +21,7 @@ const stdinTime = 30 * time.Second
 // a pipe that contains the configuration, because the CNI library reads os.Stdin without limits.
 func (p *Plugin) readStdin() *types.Error {
 	switch os.Getenv("CNI_COMMAND") {
-	case "", "VERSION": // the runtime sends no configuration with these
+	case "", "VERSION": // the runtime sends no configuration with these commands
 		return nil
 	}
 	text, err := readWithin(os.Stdin, maxStdin, stdinTime)

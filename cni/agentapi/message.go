@@ -16,7 +16,7 @@ type LogEntry struct {
 	Time    time.Time `json:"time"`
 	Level   string    `json:"level"` // log/slog level: DEBUG, INFO, WARN, ERROR
 	Message string    `json:"msg"`
-	// Attributes are the line's attributes, encoded as by slog.JSONHandler.
+	// Attributes are the line's attributes, in the encoding of slog.JSONHandler.
 	Attributes map[string]json.RawMessage `json:"attributes,omitempty"`
 }
 

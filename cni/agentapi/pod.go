@@ -2,8 +2,8 @@ package agentapi
 
 import "time"
 
-// Pod contains the fields of a Kubernetes pod that redirection needs. A response of the API server can be decoded into
-// it.
+// Pod contains those fields of a Kubernetes pod that redirection needs. A pod in a response of the API server can be
+// decoded into it.
 type Pod struct {
 	Metadata Metadata  `json:"metadata"`
 	Spec     PodSpec   `json:"spec"`
@@ -41,7 +41,7 @@ type Container struct {
 	SecurityContext SecurityContext `json:"securityContext,omitzero"`
 }
 
-// EnvVar is an environment variable. The value is empty if the pod spec references it (valueFrom).
+// EnvVar is an environment variable. Value is empty if the pod spec contains a reference to the value (valueFrom).
 type EnvVar struct {
 	Name  string `json:"name"`
 	Value string `json:"value,omitempty"`

@@ -83,8 +83,8 @@ func skipProxy(proxy *agentapi.Container) *Skip {
 const injectKey = "sidecar.istio.io/inject"
 
 // skipInjection returns the reason to skip a pod that opts out of injection or was not injected. The label
-// sidecar.istio.io/inject overrides the annotation. The injector adds the annotation sidecar.istio.io/status to each pod
-// that it changes. A container with the sidecar's name is not sufficient.
+// sidecar.istio.io/inject overrides the annotation. A pod was injected if it has the annotation
+// sidecar.istio.io/status, which the injector adds. A container with the sidecar's name is not sufficient.
 func skipInjection(p *agentapi.Pod) *Skip {
 	value, where := p.Metadata.Annotations[injectKey], "annotation"
 	if label, set := p.Metadata.Labels[injectKey]; set {

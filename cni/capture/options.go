@@ -33,12 +33,12 @@ var annotationOptions = []struct{ annotation, option string }{
 	{rerouteKey, "kube-virt-interfaces"},
 }
 
-// ipv6Variable is the variable for the IPv6 policy, which Istio does not have.
+// ipv6Variable is the environment variable for the IPv6 policy. Istio has no such variable.
 const ipv6Variable = "PILOTFISH_IPV6"
 
 // envOptions maps environment variables of the sidecar's container to redirection options. The agent in the container
-// reads the same variables, so both must use the same values. Invalid values of Istio's variables are ignored with a
-// warning: Istio's plugin does not read the variables or ignores the values too.
+// reads the same variables, so the agent and the plugin must use the same values. Invalid values of Istio's variables
+// are ignored with a warning, because Istio's plugin either does not read the variables or ignores such values too.
 var envOptions = []struct{ variable, option string }{
 	{"ISTIO_META_DNS_CAPTURE", "redirect-dns"},
 	{"ISTIO_DUAL_STACK", "dual-stack"},
@@ -89,7 +89,7 @@ func (s *Settings) Options(p *agentapi.Pod, addresses []netip.Addr) (iptables.Op
 	}
 	errs = append(errs, setMode(&o, p, proxy), runAs(&o, p, proxy))
 	excludeProbePorts(&o, p)
-	o.CaptureAllDNS = o.RedirectDNS // the resolvers in the pod's resolv.conf are not known here
+	o.CaptureAllDNS = o.RedirectDNS // the plugin does not know the resolvers in the pod's resolv.conf
 	if o.DualStack {
 		o.IPv6 = iptables.IPv6Auto // the pod's ISTIO_DUAL_STACK overrides the node's IPv6 policy
 	}
@@ -100,7 +100,8 @@ func (s *Settings) Options(p *agentapi.Pod, addresses []netip.Addr) (iptables.Op
 	return o, o.Validate()
 }
 
-// isReplaced reports whether another annotation replaces a deprecated one, which is then not read.
+// isReplaced reports whether the pod has another annotation that replaces this deprecated one. The deprecated one is
+// then not read.
 func isReplaced(p *agentapi.Pod, annotation string) bool {
 	_, set := p.Metadata.Annotations[rerouteKey]
 	return annotation == kubevirtKey && set
@@ -155,8 +156,9 @@ func interceptionMode(p *agentapi.Pod, proxy *agentapi.Container) (mode, where s
 	return mode, "variable " + modeEnv + " of " + ProxyContainer
 }
 
-// runAs sets the user and group IDs of the sidecar, whose traffic is not captured. For TPROXY, injectors run the sidecar
-// as user 0 with a separate group. Then only the group ID is used: user 0 would match all processes of root.
+// runAs sets the user and group IDs of the sidecar, whose traffic is not captured. For TPROXY, injectors run the
+// sidecar as user 0 with a separate group. In this case, only the group ID is set, because user 0 would match all
+// processes of root.
 func runAs(o *iptables.Options, p *agentapi.Pod, proxy *agentapi.Container) error {
 	uid, gid := ids(p, proxy)
 	root := uid != nil && *uid == 0

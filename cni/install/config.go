@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Mode is how the plugin is added to the node's CNI configuration.
+// Mode is the way in which the plugin is added to the node's CNI configuration.
 type Mode string
 
 // The values of Mode. The primary network is the one whose CNI configuration the container runtime uses for pods.
@@ -28,8 +28,8 @@ const (
 // mounted, unless a field's comment specifies otherwise.
 type Config struct {
 	// Binary is the path of the plugin's binary; "" to install no binary. Tombstone is the path of the program that
-	// replaces it on uninstall while sandboxes still reference the plugin. BinDirs are the directories in which
-	// container runtimes look for plugins.
+	// replaces the binary after an uninstallation, while sandboxes still reference the plugin. BinDirs are the
+	// directories in which container runtimes look for plugins.
 	Binary, Tombstone string
 	BinDirs           []string
 

@@ -13,8 +13,8 @@ const (
 	maxRepairs     = 5
 	conflictWindow = time.Minute
 	// maxBackoff is the maximum delay between two repairs during a conflict, and the minimum interval between log
-	// messages about it. absentDelay is the delay if the other program removes the plugin's entry from the CNI
-	// configuration. It is short, because new pods start without the plugin until the next repair.
+	// messages about it. absentDelay is the delay if the other program has removed the plugin's entry from the CNI
+	// configuration. It is short, because new pods start without redirection until the next repair.
 	maxBackoff  = 15 * time.Second
 	absentDelay = time.Second
 )
@@ -26,7 +26,7 @@ type conflictDetector struct {
 }
 
 // round records a repair. It reports whether there is a conflict, and the delay before the next repair. During a
-// conflict the delay grows exponentially. absent means that the other program removed the plugin's entry.
+// conflict the delay grows exponentially. absent means that the other program has removed the plugin's entry.
 func (f *conflictDetector) round(now time.Time, absent bool) (conflict bool, wait time.Duration) {
 	f.rounds = slices.DeleteFunc(f.rounds, func(t time.Time) bool { return now.Sub(t) > conflictWindow })
 	f.rounds = append(f.rounds, now)
@@ -49,8 +49,8 @@ func (f *conflictDetector) shouldLog(now time.Time) bool {
 	return true
 }
 
-// describeOpponent names the program that probably rewrites the configuration, and the remedy. It derives the program
-// from the plugins in the configuration.
+// describeOpponent names the program that probably rewrites the configuration, and the remedy. It concludes from the
+// plugins in the configuration which program that is.
 func describeOpponent(n *network) string {
 	if n == nil {
 		return "the primary CNI plugin of this node; check which program writes to the directory"

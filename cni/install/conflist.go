@@ -19,13 +19,13 @@ import (
 // PluginType is the plugin's type in CNI configurations and the name of its binary.
 const PluginType = "pilotfish-cni"
 
-// oldestList is the first version of the CNI specification that supports plugin lists.
+// oldestList is the first version of the CNI specification with lists of plugins.
 const oldestList = "0.3.1"
 
 // network is one CNI configuration file.
 type network struct {
 	path   string
-	list   bool           // the file contains a list of plugins; false: a single plugin
+	list   bool           // whether the file contains a list of plugins or a single plugin
 	fields map[string]any // all fields; numbers have the type json.Number
 	raw    []byte         // the file's content
 }
@@ -176,8 +176,8 @@ func sameJSON(a, b map[string]any) bool {
 	return json.Unmarshal(one, &x) == nil && json.Unmarshal(two, &y) == nil && reflect.DeepEqual(x, y)
 }
 
-// listVersion returns the CNI version for a list that is created from a configuration with this version: the same
-// version, or oldestList if it does not support lists.
+// listVersion returns the CNI version for a list that replaces a configuration with this version. It is the same
+// version, or oldestList if that version does not support lists.
 func listVersion(version any) string {
 	text, _ := version.(string)
 	parts := strings.Split(text, ".")
@@ -205,8 +205,8 @@ func marshal(fields map[string]any) ([]byte, error) {
 var errNoNetwork = errors.New("no primary CNI plugin has written its configuration yet")
 
 // primary returns the configuration of the primary network, which container runtimes use: the first readable file by
-// name that contains another plugin than pilotfish's. If name is set, primary returns that file, or the file of the
-// same name with the other extension (.conflist or .conf).
+// name that contains a plugin other than pilotfish's. If name is set, primary returns the file with that name, or the
+// one with the other extension (.conflist or .conf).
 func primary(dir, name string) (*network, error) {
 	if name != "" {
 		n, err := readNetwork(filepath.Join(dir, name))
@@ -236,7 +236,8 @@ func primary(dir, name string) (*network, error) {
 	return nil, fmt.Errorf("%w: %s", errNoNetwork, dir)
 }
 
-// otherForm returns the name with the extension .conf for a .conflist file, and with .conflist for any other file.
+// otherForm returns the name of a .conflist file with the extension .conf, and the name of any other file with
+// .conflist.
 func otherForm(name string) string {
 	ext := filepath.Ext(name)
 	if ext == ".conflist" {
@@ -251,7 +252,8 @@ type unreadable struct {
 	err  error
 }
 
-// networks returns the readable configurations of a directory, sorted by file name, and the first unreadable one.
+// networks returns the readable configurations in a directory, sorted by file name. It also returns the first
+// unreadable one.
 func networks(dir string) (all []*network, broken *unreadable, err error) {
 	entries, err := os.ReadDir(dir) // sorted
 	if err != nil {
@@ -301,8 +303,8 @@ func readNetwork(path string) (*network, error) {
 // errShadowed reports that container runtimes may not use the configuration file that contains the plugin.
 var errShadowed = errors.New("container runtimes may not use the CNI configuration that contains the plugin")
 
-// checkShadowing returns an error if an unreadable file sorts before the primary network's file. Container runtimes
-// differ in how they treat such a file.
+// checkShadowing returns an error if the name of an unreadable file precedes that of the primary network's file.
+// Container runtimes treat such a file in different ways.
 func checkShadowing(dir string) error {
 	all, broken, err := networks(dir)
 	if err != nil || broken == nil {

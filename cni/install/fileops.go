@@ -66,7 +66,8 @@ func (d *disk) replace(path string, from io.Reader, mode fs.FileMode, ready func
 	if err := d.fill(temp, from, mode); err != nil {
 		return fmt.Errorf("writing %s: %w", path, errors.Join(err, temp.Close()))
 	}
-	defer func() { err = errors.Join(err, temp.Close()) }() // open until the comparison below, so that its inode is not reused
+	// Open until the comparison below, so that the kernel does not reuse its inode number.
+	defer func() { err = errors.Join(err, temp.Close()) }()
 	written, err := temp.Stat()
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
@@ -112,8 +113,8 @@ func (d *disk) rename(from, to string) error {
 	return d.syncDir(filepath.Dir(to))
 }
 
-// resolveSymlink returns the target of a symbolic link, and the path itself for any other file. The installer replaces
-// the target and preserves the link, which another program created.
+// resolveSymlink returns the target of a symbolic link, or the path itself for any other file. The installer replaces
+// the target, and does not change the link, because another program created it.
 func resolveSymlink(path string) string {
 	if info, err := os.Lstat(path); err != nil || info.Mode()&fs.ModeSymlink == 0 {
 		return path
@@ -173,7 +174,7 @@ func (d *disk) sweep(dir string) error {
 var errChanged = errors.New("another program is changing the file")
 
 // checkUnchanged returns an error if the content of a file differs from was. The installer calls it immediately before
-// it replaces the file, because it would otherwise overwrite a change that another program made in the meantime.
+// it replaces the file. Otherwise it could overwrite a change that another program made in the meantime.
 func checkUnchanged(path string, was []byte) error {
 	now, err := read(path, maxConf)
 	if err == nil && (now.exists != (was != nil) || string(now.content) != string(was)) {
@@ -214,7 +215,7 @@ type changes struct {
 
 type change struct {
 	path   string
-	was    file   // state before the change
+	was    file   // state before this change
 	backup string // hard link to the previous version of a large file, whose content is not in was
 }
 
@@ -223,8 +224,8 @@ func (c *changes) write(path string, content []byte, mode fs.FileMode) (changed 
 	return c.writeOver(path, content, mode, nil)
 }
 
-// writeOver is like write, for content that was derived from a file of another program. It calls ready immediately
-// before the replacement. ready returns an error if that file has changed since.
+// writeOver is like write, for content that is based on a file of another program. It calls ready immediately before
+// the replacement. ready returns an error if that file has changed since it was read.
 func (c *changes) writeOver(path string, content []byte, mode fs.FileMode, ready func() error) (changed bool, err error) {
 	was, err := read(path, maxConf)
 	if err != nil {
@@ -241,7 +242,8 @@ func (c *changes) writeOver(path string, content []byte, mode fs.FileMode, ready
 	return true, err
 }
 
-// copy replaces a large file with the content of from if they differ. It stores the previous version next to it.
+// copy replaces a large file with the content of from if they differ. It stores the previous version as a hard link in
+// the same directory.
 func (c *changes) copy(path, from string, mode fs.FileMode) error {
 	if same, err := sameFiles(path, from, mode); err != nil || same {
 		return err
@@ -265,8 +267,8 @@ func (c *changes) copy(path, from string, mode fs.FileMode) error {
 	return c.disk.copy(path, f, mode)
 }
 
-// sameFiles reports whether the file at path has the content of from and the mode. It returns an error if from does not
-// exist.
+// sameFiles reports whether the file at path has this mode and the content of from. It returns an error if from does
+// not exist.
 func sameFiles(path, from string, mode fs.FileMode) (bool, error) {
 	b, wanted, err := regularfile.Open(from)
 	if err != nil {
@@ -337,7 +339,7 @@ func (c *changes) restoreBackup(u change) error {
 	return c.disk.remove(u.backup)
 }
 
-// commit removes the backups; undo is then no longer possible.
+// commit removes the backups. After it, undo is not possible.
 func (c *changes) commit() {
 	for _, u := range c.done {
 		if u.backup != "" {

@@ -28,8 +28,8 @@ type Installer struct {
 	fights conflictDetector
 	absent bool              // the last attempt did not find the plugin in the CNI configuration
 	undone string            // path of a file that another program changed since the last attempt; "" for none
-	copied map[string]string // fingerprint of source and copy after the last copy of the binary, by the copy's path
-	source map[string]string // fingerprint of the source after the last copy, by the copy's path
+	copied map[string]string // by the path of a copy: fingerprint of the source and the copy after the last copying
+	source map[string]string // by the path of a copy: fingerprint of the source after the last copying
 	known  []byte            // content of the kubeconfig that was written last
 	// failures is the number of consecutive attempts that failed and were rolled back.
 	failures int
@@ -61,8 +61,8 @@ func (in *Installer) Health() health.Condition {
 	return in.condition
 }
 
-// Install installs or repairs all files and reports whether a file changed. It is idempotent. If a step fails, Install
-// rolls back the changes of the other steps, unless the error is one of isPartial.
+// Install installs or repairs all files, and reports whether a file changed. A repeated call changes nothing. If a step
+// fails, Install reverts the changes of the other steps, unless isPartial is true for the error.
 func (in *Installer) Install() (changed bool, err error) {
 	done := &changes{disk: in.disk}
 	result, err := in.steps(done)
@@ -79,9 +79,9 @@ func (in *Installer) Install() (changed bool, err error) {
 // errNotRenewed reports that the kubeconfig could not be renewed, so the previous one remains in use.
 var errNotRenewed = errors.New("the previous kubeconfig remains in use")
 
-// isPartial reports whether the steps that succeeded are useful despite err, so that they are not rolled back: the
-// primary plugin has not written its configuration yet, another program is writing it, an unreadable file sorts before
-// it, or an existing kubeconfig cannot be renewed.
+// isPartial reports whether the successful steps are useful despite err, so that they are not reverted: the primary
+// plugin has not written its configuration yet, another program is writing it, the name of an unreadable file precedes
+// it, or an existing kubeconfig could not be renewed.
 func isPartial(err error) bool {
 	return errors.Is(err, errNoNetwork) || errors.Is(err, errShadowed) || errors.Is(err, errNotRenewed) || errors.Is(err, errChanged)
 }
@@ -112,8 +112,8 @@ func (in *Installer) hasCredentials() bool {
 	return in.known != nil && err == nil
 }
 
-// repair restores the plugin's CNI configuration first, because pods start without the plugin until then. It renews the
-// kubeconfig afterwards, because this may have to wait for a token.
+// repair first restores the plugin's CNI configuration, because pods start without redirection until then. It renews
+// the kubeconfig afterwards, because that may have to wait for a token.
 func (in *Installer) repair(done *changes) (result string, err error) {
 	conf := in.configuration(done)
 	if conf != nil {
@@ -175,8 +175,8 @@ func (in *Installer) binaries(done *changes) error {
 	return nil
 }
 
-// binary copies the plugin's binary to path if the source or the copy has changed. It compares fingerprints, because
-// comparing the contents on each call would be expensive.
+// binary copies the plugin's binary to path if the source or the copy has changed. It detects changes by fingerprints,
+// because a comparison of the contents on each call would be expensive.
 func (in *Installer) binary(done *changes, path string) error {
 	if now := fingerprint(in.config.Binary, path); now != "" && now == in.copied[path] {
 		return nil
@@ -264,8 +264,8 @@ func (in *Installer) standalone(done *changes) error {
 }
 
 // chain appends the plugin to the primary network's list. If the primary network's file contains a single plugin, chain
-// writes a list into a new file and then removes the old file. In between, runtimes use the old file, because its name
-// sorts first.
+// writes a list into a new file and then removes the old file. In between, both files exist, and runtimes use the old
+// one, because its name is the first in alphabetical order.
 func (in *Installer) chain(done *changes) error {
 	n, err := primary(in.config.ConfDir, in.config.ConfName)
 	if err != nil {
@@ -305,8 +305,8 @@ func modeOf(path string) fs.FileMode {
 }
 
 // dropIn writes a file into the primary network's directory. It then removes the entry that an earlier installation in
-// mode chained added to the primary network's file. In between, runtimes run the plugin twice, which has the same
-// effect as once.
+// mode chained added to the primary network's file. In between, runtimes run the plugin twice. The second run has no
+// further effect.
 func (in *Installer) dropIn(done *changes) error {
 	n, err := primary(in.config.ConfDir, in.config.ConfName)
 	if err != nil {
@@ -386,7 +386,7 @@ func (in *Installer) removeReplaced(done *changes, path string, ready func() err
 }
 
 // remember stores the original state of a configuration file in the undo log before the file changes. was is the
-// current state; wrote is the new content, or nil if the file is removed.
+// current state. wrote is the new content, or nil if the file is about to be removed.
 func (in *Installer) remember(path string, was file, wrote []byte) error {
 	log, err := readUndoLog(in.config.ConfDir)
 	if err != nil {

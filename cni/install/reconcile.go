@@ -19,7 +19,7 @@ import (
 func (in *Installer) Run(ctx context.Context) error {
 	watch := in.newWatch()
 	defer watch.close()
-	installed := false // this process has installed the plugin completely at least once
+	installed := false // whether this process has installed the plugin completely at least once
 	for {
 		watch.renew()
 		wait := in.round(installed)
@@ -79,8 +79,9 @@ func (in *Installer) round(installed bool) time.Duration {
 	return wait
 }
 
-// recordFailure records a failure and returns the delay before the next round. A rollback changes files, so it causes
-// notifications. Without a delay, the next round would start immediately and copy the plugin's binary again.
+// recordFailure records a failure and returns the delay before the next round. After a failure, the changes are
+// reverted, which causes notifications. Without a delay, the next round would start immediately and copy the plugin's
+// binary again.
 func (in *Installer) recordFailure(rolledBack bool) time.Duration {
 	if !rolledBack {
 		in.failures = 0
@@ -98,8 +99,8 @@ func (in *Installer) describeOpponent(path string) string {
 	return describeOpponent(n)
 }
 
-// waitOut waits during a conflict or after a failure. It returns early if the plugin is in the CNI configuration and
-// another program removes it. After a failure it also returns early when the credentials are renewed.
+// waitOut waits during a conflict or after a failure. It returns early if another program removes the plugin from the
+// CNI configuration. After a failure it also returns early when the credentials are renewed.
 func (in *Installer) waitOut(ctx context.Context, wait time.Duration) error {
 	over := time.NewTimer(wait)
 	defer over.Stop()

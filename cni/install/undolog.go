@@ -8,13 +8,13 @@ import (
 	"path/filepath"
 )
 
-// undoLogName is the name of the undo log. It is in the CNI configuration directory, so that it survives reboots, as
-// the configuration does. Container runtimes ignore files without the extension of a CNI configuration.
+// undoLogName is the name of the undo log. It is in the CNI configuration directory, and therefore survives reboots
+// like the configuration. Container runtimes ignore files without the extension of a CNI configuration.
 const undoLogName = ".pilotfish-cni-undo"
 
 // undoLog stores the original state of each CNI configuration file that the installer changes. The installer writes an
-// entry before it changes the file. If the change then fails, the entry is harmless: Uninstall restores only files
-// whose content has the recorded hash.
+// entry before it changes the file. If the change then fails, the entry has no effect, because Uninstall restores only
+// files whose content has the hash in the entry.
 type undoLog struct {
 	Entries []undoEntry `json:"entries"`
 }
@@ -50,7 +50,7 @@ func readUndoLog(dir string) (*undoLog, error) {
 	return &log, nil
 }
 
-// wrote reports whether a file's current state is the one that the installer wrote according to the log.
+// wrote reports whether a file's current state is the one that the installer wrote, according to the log.
 func (l *undoLog) wrote(dir, path string, is file) bool {
 	for _, e := range l.Entries {
 		if filepath.Join(dir, e.File) == path {
@@ -60,8 +60,8 @@ func (l *undoLog) wrote(dir, path string, is file) bool {
 	return false
 }
 
-// note records a file's original state was and its new content wrote. If was is what the installer wrote earlier, note
-// retains the original state from the earlier entry.
+// note records a file's original state was and its new content wrote. If was is what the installer wrote earlier, it is
+// not the original state. note then retains the original state in the earlier entry.
 func (l *undoLog) note(dir, path string, was file, wrote []byte) error {
 	name, err := filepath.Rel(dir, path)
 	if err != nil {

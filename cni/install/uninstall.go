@@ -17,8 +17,8 @@ const maxTries = 10
 
 // Uninstall removes the plugin's entry from the CNI configuration, so that new pods do not use it, then the kubeconfig,
 // then the binary. Sandboxes that reference the plugin still need a binary for DEL. For these, Uninstall replaces the
-// binary with the tombstone, which removes itself with the last of them. If a step fails, the remaining installation is
-// consistent, and Install can repair it.
+// binary with the tombstone, which removes itself when the last of them is deleted. If a step fails, the remaining
+// files are consistent, and Install can repair the installation.
 func (in *Installer) Uninstall() error {
 	in.mu.Lock()
 	in.condition = health.Condition{Reason: "the CNI plugin is being uninstalled"}
@@ -28,7 +28,7 @@ func (in *Installer) Uninstall() error {
 	}
 	err := in.restoreConfig()
 	for tries := 1; errors.Is(err, errChanged) && tries < maxTries; tries++ {
-		err = in.restoreConfig() // reads the other program's version
+		err = in.restoreConfig() // the next attempt reads the version of the other program
 	}
 	if err != nil {
 		return fmt.Errorf("removing the plugin from the CNI configuration: %w", err)
@@ -69,7 +69,7 @@ func (in *Installer) restoreConfig() error {
 	return in.disk.remove(filepath.Join(dir, undoLogName))
 }
 
-// restore restores the original state of one file if the installer was the last program to change it.
+// restore restores the original state of one file, if the installer was the last program that changed it.
 func (in *Installer) restore(log *undoLog, e undoEntry) error {
 	path := filepath.Join(in.config.ConfDir, e.File)
 	now, err := read(path, maxConf)

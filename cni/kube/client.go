@@ -22,7 +22,7 @@ const (
 	maxList = 64 << 20
 	// requestTimeout is the timeout of every request except a watch.
 	requestTimeout = 30 * time.Second
-	// pingEvery is the interval of HTTP/2 pings. They detect a broken connection while a watch does not send events.
+	// pingEvery is the interval of HTTP/2 pings. They detect a broken connection while a watch sends no events.
 	pingEvery, pingTimeout = 30 * time.Second, 15 * time.Second
 )
 
@@ -69,7 +69,8 @@ func New(c Config) (*Client, error) {
 				MaxIdleConns:          2,
 				Proxy:                 nil, // ignore HTTPS_PROXY: the API server is in the cluster's network
 			},
-			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // a redirect would forward the token
+			// A redirect would send the token to another server.
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 	}, nil
 }

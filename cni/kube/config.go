@@ -54,7 +54,7 @@ func InCluster(host, port, dir string) (Config, error) {
 	}, nil
 }
 
-// kubeconfig contains the supported fields of a kubeconfig file.
+// kubeconfig contains the fields of a kubeconfig file that this package supports.
 type kubeconfig struct {
 	CurrentContext string `yaml:"current-context"`
 	Contexts       []struct {
@@ -123,7 +123,7 @@ func parse(text []byte, dir string) (Config, error) {
 	return c, nil
 }
 
-// withoutValues replaces a YAML error with one that does not quote values of the file, because these may be tokens.
+// withoutValues replaces a YAML error with one that does not quote values in the file, because these may be tokens.
 func withoutValues(err error) error {
 	var types *yaml.TypeError
 	if errors.As(err, &types) {

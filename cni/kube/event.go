@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 )
 
-// PodEvent is the content of a Kubernetes event about a pod.
+// PodEvent describes a Kubernetes event about a pod.
 type PodEvent struct {
 	Pod     *agentapi.Pod
 	Warning bool   // the event's type is Warning; false: Normal

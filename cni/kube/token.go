@@ -15,23 +15,23 @@ import (
 )
 
 const (
-	// TokenLife is the default lifetime of the plugin's token. For up to this time, pods can start on a node whose
-	// agent does not run. MinTokenLife is the minimum lifetime that API servers accept.
+	// TokenLife is the default lifetime of the plugin's token. It is also how long pods can start on a node whose agent
+	// does not run. MinTokenLife is the minimum lifetime that API servers accept.
 	TokenLife, MinTokenLife = 24 * time.Hour, 10 * time.Minute
 	// tokenTime is the timeout of one token request. tokenPause is the delay after a failed request; it doubles after
 	// each further failure, up to maxPause.
 	tokenTime, tokenPause, maxPause = 5 * time.Second, 20 * time.Second, 10 * time.Minute
-	// tokenWait is how long Token waits for a pending request. It is short, so that a hanging API server does not
+	// tokenWait is how long Token waits for a pending request. It is short, so that an API server that hangs does not
 	// prevent the node agent from repairing the plugin's installation.
 	tokenWait = time.Second
 )
 
-// LastingToken requests and renews a token of the pod's service account that remains valid when the pod is deleted. The
-// API server rejects the token that is mounted in the pod as soon as the pod is deleted. The methods may be called
-// concurrently, but not after Close.
+// LastingToken requests and renews a token of the pod's service account that is still valid after the pod was deleted.
+// The token that is mounted in the pod is not: the API server rejects it as soon as the pod is deleted. The methods may
+// be called concurrently, but not after Close.
 type LastingToken struct {
 	client        *Client
-	file          string // the token that is mounted in the pod
+	file          string // path of the token that is mounted in the pod
 	now           func() time.Time
 	logger        *slog.Logger
 	renewed       chan struct{}
@@ -76,9 +76,9 @@ func (l *LastingToken) Close() {
 	}
 }
 
-// Token returns the current token. It requests a new one after half of the lifetime, and if the service account was
-// recreated. If the request fails or takes longer than tokenWait, Token returns the previous token. Without a valid
-// previous token it returns the one that is mounted in the pod.
+// Token returns the current token. It requests a new token after half of the lifetime, or if the service account was
+// created again. If the request fails or takes longer than tokenWait, Token returns the previous token. If that is not
+// valid, it returns the token that is mounted in the pod.
 func (l *LastingToken) Token() (string, error) {
 	token, pending, err := l.current()
 	if err != nil || pending == nil {
@@ -92,8 +92,8 @@ func (l *LastingToken) Token() (string, error) {
 	return token, err
 }
 
-// current starts a request if a new token is due. It returns the current token, and a channel that is closed when the
-// pending request ends, or nil.
+// current returns the current token. If a new token is due, it starts a request. pending is closed when the pending
+// request ends; it is nil if there is none.
 func (l *LastingToken) current() (token string, pending <-chan struct{}, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -123,7 +123,7 @@ func (l *LastingToken) current() (token string, pending <-chan struct{}, err err
 }
 
 // due reports whether to request a token now. It returns false during the delay after a failure. If the clock was set
-// back, the token's age is unknown, so a new token is due.
+// back, the token's age is unknown, and it returns true.
 func (l *LastingToken) due(now time.Time, of account) bool {
 	if since := now.Sub(l.tried); since >= 0 && since < l.pause {
 		return false

@@ -69,15 +69,16 @@ func podsPath(node string, more url.Values) string {
 	return "/api/v1/pods?" + query.Encode()
 }
 
-// errExpired means that the API server no longer has the events since the requested version. The client must list
-// again.
+// errExpired is the error if the API server no longer has the events since the requested version. The client must list
+// the pods again.
 var errExpired = &StatusError{Code: http.StatusGone, Reason: "Expired"}
 
 // IsExpired reports whether err means that the watch cannot be resumed, so that the client must list again.
 func IsExpired(err error) bool { return hasCode(err, http.StatusGone) }
 
-// Watch calls each for every change of the node's pods after a resource version. It returns when the API server ends
-// the watch, which it does after most, or on an error. It returns the resource version at which the next watch resumes.
+// Watch calls each for every change of the node's pods since a resource version. It returns when the API server ends
+// the watch, which it should do after the time in most, or on an error. It returns the resource version at which the
+// next watch resumes.
 func (c *Client) Watch(ctx context.Context, node, version string, most time.Duration, each func(Event)) (string, error) {
 	// The API server should end the watch after most. The timeout is for a server that does not.
 	ctx, cancel := context.WithTimeout(ctx, most+requestTimeout)

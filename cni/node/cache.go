@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// watchFor is the maximum duration of one watch request.
+	// watchFor is how long one watch request may last.
 	watchFor = 10 * time.Minute
 	// minWatch is the minimum duration of a successful watch. After a shorter watch the cache waits for a backoff delay.
 	minWatch = 5 * time.Second
@@ -56,7 +56,7 @@ type Cache struct {
 
 	mu     sync.Mutex
 	pods   map[string]*agentapi.Pod // by namespace/name; pods are immutable and only replaced
-	synced bool                     // the pods have been listed at least once
+	synced bool                     // whether the pods were listed at least once
 	lost   time.Time                // start of the current interruption of the watch; zero while the watch works
 	why    error                    // cause of the interruption
 }
@@ -81,8 +81,8 @@ func (c *Cache) Run(ctx context.Context) error {
 		}
 		if err != nil {
 			c.lose(err)
-			// A watch fails repeatedly at one version if the next event cannot be decoded, or if etcd was restored from a
-			// backup.
+			// A watch fails repeatedly at one version if the next event cannot be decoded, or if etcd was restored from
+			// a backup.
 			if stuck++; version != from {
 				stuck = 0
 			}
@@ -126,7 +126,7 @@ func (c *Cache) follow(ctx context.Context, version string) (string, error) {
 	return next, nil
 }
 
-// lose records that the watch is interrupted, and logs a new cause.
+// lose records that the watch is interrupted. It logs the cause if it is a new one.
 func (c *Cache) lose(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -184,7 +184,7 @@ func (c *Cache) apply(e kube.Event) {
 	switch {
 	case e.Type != kube.Deleted:
 		c.pods[key(p)] = p
-	case known != nil && known.Metadata.UID == p.Metadata.UID: // otherwise the cached pod is a newer one of this name
+	case known != nil && known.Metadata.UID == p.Metadata.UID: // otherwise the cached pod is a newer one with this name
 		delete(c.pods, key(p))
 	}
 	c.mu.Unlock()
@@ -204,7 +204,8 @@ func (c *Cache) Pod(ctx context.Context, namespace, name, uid string) (*agentapi
 	c.mu.Lock()
 	known := c.pods[namespace+"/"+name]
 	c.mu.Unlock()
-	// Without a UID, the cached pod may be an earlier pod of the same name. Then only the API server's pod is current.
+	// Without a UID, the cached pod may be an earlier pod of the same name. In this case, only the API server has the
+	// current pod.
 	if known != nil && uid != "" && capture.HasUID(known, uid) {
 		return known, nil
 	}

@@ -9,13 +9,13 @@ import (
 )
 
 const (
-	// waitingEvents is the size of the event queue; further events are dropped.
+	// waitingEvents is the size of the event queue. When the queue is full, further events are dropped.
 	waitingEvents = 256
 	// eventTime is the timeout of the request that creates one event.
 	eventTime = 10 * time.Second
-	// sameEvent is the minimum interval between two equal events of a pod.
+	// sameEvent is the minimum interval between equal events about one pod.
 	sameEvent = 10 * time.Minute
-	// maxReported limits the number of written events that are stored to detect repeated events.
+	// maxReported limits the number of sent events that are stored to detect repeated events.
 	maxReported = 4096
 )
 

@@ -84,8 +84,8 @@ func counters(name, help string, labels ...string) *prometheus.CounterVec {
 // Gatherer returns the metrics registry.
 func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
 
-// known returns word if it is one of words, and otherwise "other". Clients send the label values, so this limits the
-// number of time series.
+// known returns word if it is one of words, and otherwise "other". It limits the number of time series, because clients
+// send the label values.
 func known(word string, words ...string) string {
 	for _, w := range words {
 		if w == word {

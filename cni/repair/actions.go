@@ -14,8 +14,8 @@ func (r *Repairer) shouldAct(state State) bool {
 	return r.config.Mode != Watch && (state == Missing || state == Drifted && r.config.Drifted)
 }
 
-// keyOf returns the history's key of a sandbox. It contains the pod's UID, because a later pod may have the same name,
-// and the sandbox's name, because the runtime may create another sandbox for the same pod.
+// keyOf returns the key of a sandbox in the history. It contains the pod's UID, because a later pod may have the same
+// name. It also contains the sandbox's name, because the runtime may create another sandbox for the same pod.
 func keyOf(p *agentapi.Pod, s *sandbox.Sandbox) string {
 	unique, err := s.UniqueName()
 	if err != nil {
@@ -24,14 +24,15 @@ func keyOf(p *agentapi.Pod, s *sandbox.Sandbox) string {
 	return p.Metadata.UID + "/" + unique
 }
 
-// uidOf returns the pod's UID in a key of keyOf.
+// uidOf returns the pod's UID in a key that keyOf returned.
 func uidOf(key string) string {
 	uid, _, _ := strings.Cut(key, "/")
 	return uid
 }
 
 // act performs the mode's action on a pod and reports whether it succeeded. It acts only once per sandbox. It records
-// the action before it performs it: if the process is killed in between, the action is omitted, but never repeated.
+// the action before it performs it. If the process is killed in between, the action is not performed, but it is never
+// performed twice.
 func (r *Repairer) act(ctx context.Context, p *agentapi.Pod, s *sandbox.Sandbox) bool {
 	key := keyOf(p, s)
 	if r.history.has(key) {
@@ -85,7 +86,7 @@ func (r *Repairer) do(ctx context.Context, p *agentapi.Pod, s *sandbox.Sandbox) 
 	return r.config.Redirection.Repair(ctx, s, options)
 }
 
-// reportRepair reports whether a repair was effective. e is the result of a check, with test packets, after the repair.
+// reportRepair reports whether a repair was effective. e is the result of a check with test packets after the repair.
 func (r *Repairer) reportRepair(p *agentapi.Pod, e CheckResult) {
 	if e.State == Intact {
 		r.acted("success")

@@ -39,8 +39,8 @@ type SandboxFinder interface {
 type Config struct {
 	Mode                 Mode
 	LabelKey, LabelValue string
-	// Drifted makes the repairer also act on pods whose rules are incorrect. If it is false, these pods are only
-	// reported.
+	// Drifted makes the repairer also act on pods with incorrect rules. If it is false, the repairer only reports these
+	// pods.
 	Drifted bool
 	// Settings are the plugin's settings. They determine which pods are captured, and with which options.
 	Settings capture.Settings
@@ -49,8 +49,8 @@ type Config struct {
 	API         API
 	Scan        func() (SandboxFinder, error) // reads the pods' processes
 	Redirection Redirection
-	// HistoryFile is the file that lists the repaired sandboxes across restarts of the agent; "" for none. It may be
-	// lost on reboot, because all sandboxes are created again then.
+	// HistoryFile is the file that lists the repaired sandboxes across restarts of the agent; "" for none. It need not
+	// survive a reboot, because all sandboxes are created again then.
 	HistoryFile string
 	// Every is the interval between checks of all pods; 0 means 1 min. Pause is the minimum interval between checks of
 	// changed pods; 0 means 2 s.

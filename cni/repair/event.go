@@ -15,7 +15,7 @@ const (
 	reasonIntact   = "RedirectionIntact"
 )
 
-// refused is the prefix of messages about a pod for which Settings.Options returns an error.
+// refused is the prefix of messages about a pod whose options are invalid (Settings.Options returns an error).
 const refused = "the pod's mesh settings are invalid: "
 
 var (

@@ -14,7 +14,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
 )
 
-// maxMemory limits the size of the history file, in bytes. It allows thousands of sandboxes.
+// maxMemory is the maximum size of the history file, in bytes. It is sufficient for thousands of sandboxes.
 const maxMemory = 1 << 20
 
 // history is the set of sandboxes on which the repairer has acted. It is stored in a file if path is not "".

@@ -30,8 +30,8 @@ func (k Kernel) plan(s *sandbox.Sandbox, o iptables.Options) (*iptables.RuleSet,
 	return want, backend, err
 }
 
-// Check compares the installed rules with those for the options. With prove it also sends test packets if they are
-// equal.
+// Check compares the installed rules with those that the options require. If they are equal and prove is set, it also
+// sends test packets.
 func (k Kernel) Check(ctx context.Context, s *sandbox.Sandbox, o iptables.Options, prove bool) (CheckResult, error) {
 	want, backend, err := k.plan(s, o)
 	if err != nil {
@@ -57,8 +57,8 @@ func (k Kernel) Check(ctx context.Context, s *sandbox.Sandbox, o iptables.Option
 	return evidence, nil
 }
 
-// isOurs reports whether the rules were installed by pilotfish, whose rules have comments with IDs. Istio's chains have
-// the same names, but no such comments.
+// isOurs reports whether pilotfish installed the rules. They then have comments with IDs. Istio's chains have the same
+// names, but no such comments.
 func isOurs(rules *iptables.RuleSet) bool {
 	return rules != nil && slices.ContainsFunc(rules.Chains, func(c iptables.Chain) bool {
 		return slices.ContainsFunc(c.Rules, func(r iptables.Rule) bool { return r.ID != "" })

@@ -18,8 +18,8 @@ import (
 // maxTries limits how often the repairer tries an action on one sandbox if the action fails.
 const maxTries = 5
 
-// maxUnseen is the number of checks that do not find a running pod's sandbox before the repairer reports this. After
-// fewer checks, the pod may have terminated in the meantime.
+// maxUnseen is the number of checks that do not find a running pod's sandbox after which the repairer reports this.
+// After fewer checks, the reason may be that the pod has terminated in the meantime.
 const maxUnseen = 3
 
 // Repairer checks and repairs the pods of the node.
@@ -31,7 +31,7 @@ type Repairer struct {
 	dirty map[string]bool   // namespace/name of pods that changed since the last check
 	hints map[string]string // paths of network namespaces that the plugin reported, by the pod's UID
 
-	// Used only by Run:
+	// Only Run uses these fields:
 	history      *history
 	tries        map[string]int    // attempts, by keyOf
 	states       map[string]State  // of the pods that should be captured, by UID
@@ -94,7 +94,7 @@ func (r *Repairer) Run(ctx context.Context) error {
 			r.Sweep(ctx)
 		case <-r.wake:
 			r.lookAt(ctx, r.takeDirty())
-			select { // pods that change during the pause are checked together, with one scan of the processes
+			select { // pods that change during the pause are checked together, with a single scan of the processes
 			case <-ctx.Done():
 				return ctx.Err()
 			case <-time.After(r.config.Pause):
@@ -170,7 +170,8 @@ func hasStarted(p *agentapi.Pod) bool {
 
 func name(p *agentapi.Pod) string { return p.Metadata.Namespace + "/" + p.Metadata.Name }
 
-// lookTimeout is the timeout of the check of one pod, because the node's iptables or a kernel request may hang.
+// lookTimeout is the timeout of the check of one pod. It is necessary because the node's iptables or a kernel request
+// may hang.
 const lookTimeout = time.Minute
 
 // look checks one pod and acts on the result.

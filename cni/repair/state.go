@@ -14,7 +14,7 @@ type State string
 const (
 	Intact  State = "intact"  // the installed rules are correct
 	Missing State = "missing" // redirection rules are not installed
-	Drifted State = "drifted" // the installed rules differ from the rules for the pod
+	Drifted State = "drifted" // the installed rules differ from those that the pod requires
 	Foreign State = "foreign" // another program redirects the pod's traffic, such as Istio's CNI plugin or init container
 	Unknown State = "unknown" // the check failed
 )
@@ -28,9 +28,9 @@ type CheckResult struct {
 
 // Redirection checks and repairs the redirection of one sandbox.
 type Redirection interface {
-	// Check compares the installed rules with those for the options. With prove it also sends test packets, which the
-	// pod's processes do not receive.
+	// Check compares the installed rules with those that the options require. With prove it also sends test packets,
+	// which the pod's processes do not receive.
 	Check(ctx context.Context, s *sandbox.Sandbox, o iptables.Options, prove bool) (CheckResult, error)
-	// Repair installs the rules for the options.
+	// Repair installs the rules that the options require.
 	Repair(ctx context.Context, s *sandbox.Sandbox, o iptables.Options) error
 }

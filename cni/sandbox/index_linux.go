@@ -22,7 +22,7 @@ import (
 // maxCgroups limits how many bytes are read from /proc/PID/cgroup.
 const maxCgroups = 64 << 10
 
-// Index is a snapshot of the processes of all pods on the node.
+// Index contains the processes of all pods on the node at the time of the scan.
 type Index struct {
 	proc string
 	pids map[string][]int // process IDs by the pod's UID, in ascending order
@@ -30,7 +30,8 @@ type Index struct {
 	user []ID             // user namespaces of the same two processes
 }
 
-// ID identifies an existing network namespace. The kernel reuses inode numbers after a namespace is removed.
+// ID identifies an existing network namespace. It is not unique over time, because the kernel reuses inode numbers
+// after a namespace is removed.
 type ID struct{ Device, Inode uint64 }
 
 func (id ID) String() string { return fmt.Sprintf("%d:%d", id.Device, id.Inode) }
@@ -117,7 +118,7 @@ func idOf(path string) (ID, error) {
 	return ID{uint64(stat.Dev), stat.Ino}, nil
 }
 
-// podOf returns the UID of a process's pod, or "" for a process without a pod.
+// podOf returns the UID of the pod to which a process belongs, or "" if the process does not belong to a pod.
 func (x *Index) podOf(pid int) string {
 	f, err := os.Open(filepath.Join(x.proc, strconv.Itoa(pid), "cgroup"))
 	if err != nil {
@@ -128,10 +129,10 @@ func (x *Index) podOf(pid int) string {
 	return podUID(text)
 }
 
-// Find opens the network namespace of a pod: that of one of the pod's processes, if it has the pod's IP address. uids are
-// the UIDs that the pod's cgroups may contain. If no process matches, Find opens hint, the path that the runtime passed
-// to the plugin; it may be "". If two namespaces match, Find returns an error, because a user who can create cgroups on
-// the node can imitate a pod's cgroup.
+// Find opens the network namespace of a pod: that of one of the pod's processes, if it has the pod's IP address. uids
+// contains the UIDs that the names of the pod's cgroups may contain. If no process matches, Find opens hint, the path
+// that the runtime passed to the plugin. hint may be "". If two namespaces match, Find returns an error, because a user
+// who can create cgroups on the node can imitate a pod's cgroup.
 func (x *Index) Find(p *agentapi.Pod, uids []string, hint string) (*Sandbox, error) {
 	var found *candidate
 	var errs []error
@@ -174,9 +175,9 @@ func (x *Index) Find(p *agentapi.Pod, uids []string, hint string) (*Sandbox, err
 // candidate is a possible network namespace of a pod.
 type candidate struct {
 	*Sandbox
-	from   string // the process or path that it was found by
+	from   string // the process or path by which it was found
 	open   func() (*Sandbox, error)
-	hinted bool // found by the runtime's path
+	hinted bool // whether it was found by the runtime's path
 }
 
 func (x *Index) candidates(p *agentapi.Pod, uids []string, hint string) (all []candidate) {

@@ -1,6 +1,6 @@
 // Package tombstone implements the program that replaces the CNI plugin's binary after uninstallation. Existing
-// sandboxes still reference the plugin, and without a binary their DEL would fail. The tombstone's commands succeed and
-// change no rules. It removes its binary when the last of these sandboxes is deleted.
+// sandboxes still reference the plugin, and without a binary their DEL would fail. The commands of the tombstone
+// succeed and change no rules. When the last of these sandboxes is deleted, the tombstone removes its own binary.
 package tombstone
 
 import (
@@ -78,12 +78,12 @@ func fail(out io.Writer, err error) int {
 func removeIfUnused(c Call) {
 	count, err := CountReferences(c.Results, filepath.Base(c.Self), c.ContainerID)
 	if err == nil && count == 0 {
-		_ = os.Remove(c.Self) // a binary that remains is harmless
+		_ = os.Remove(c.Self) // if this fails, the remaining binary is harmless
 	}
 }
 
-// CountReferences returns the number of entries in libcni's result cache whose sandbox references the plugin, so that
-// their DEL runs it. It does not count the sandbox with the container ID but.
+// CountReferences returns the number of entries in libcni's result cache whose sandbox references the plugin. For
+// these, the runtime will run the plugin for DEL. It does not count the sandbox with the container ID but.
 func CountReferences(results, plugin, but string) (int, error) {
 	entries, err := os.ReadDir(results)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -128,7 +128,7 @@ func readReference(path, plugin string) (containerID string, references bool, er
 		Config      []byte `json:"config"`
 	}
 	if json.Unmarshal(text, &cached) != nil {
-		return "", false, nil // not a file of libcni
+		return "", false, nil // not a file that libcni wrote
 	}
 	return cached.ContainerID, strings.Contains(string(cached.Config), `"`+plugin+`"`), nil
 }

@@ -37,9 +37,9 @@ type Server struct {
 	broken   int           // status code of all responses; 0 for normal operation
 	requests map[string]int
 	objects  map[string]string        // JSON of other objects, such as DaemonSets, by URL path
-	expiring bool                     // watches are refused until the next list
+	expiring bool                     // the server refuses watches until the next list
 	tokens   []string                 // all issued tokens
-	held     map[string]chan struct{} // closed to release the delayed responses, by URL path
+	held     map[string]chan struct{} // by URL path: channels whose close releases the delayed responses
 	life     time.Duration            // maximum lifetime of issued tokens
 }
 
@@ -101,7 +101,7 @@ func (s *Server) put(p agentapi.Pod) agentapi.Pod {
 	return p
 }
 
-// addEvent records an event and wakes all watches.
+// addEvent records an event and notifies all watches.
 func (s *Server) addEvent(kind kube.EventType, p agentapi.Pod) {
 	s.events = append(s.events, event{s.version, kind, p})
 	close(s.changed)
@@ -299,7 +299,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// one handles requests for one pod.
+// one handles requests about one pod.
 func (s *Server) one(w http.ResponseWriter, r *http.Request) {
 	parts := strings.Split(r.URL.Path, "/") // "", api, v1, namespaces, NS, pods, NAME
 	if len(parts) != 7 || parts[5] != "pods" {
