@@ -26,7 +26,8 @@ const (
 // namespaceVariable is set in the process that runs in the network namespace.
 const namespaceVariable = "PILOTFISH_BENCH_NAMESPACE"
 
-// enterNamespaceScript runs a program where the pod's address exists and the name of istiod resolves.
+// enterNamespaceScript runs a program in an environment in which the pod's address exists and the name of istiod
+// resolves.
 const enterNamespaceScript = `ip link set lo up && ip address add ` + agentsPodAddress + `/32 dev lo &&
 mount --bind "$1" /etc/hosts && shift && exec "$@"`
 
@@ -35,7 +36,7 @@ type agentKind struct {
 	name, program string
 }
 
-// agentRun is the work of one agent with one size of mesh.
+// agentRun contains the measurements of one agent with one mesh size.
 type agentRun struct {
 	start time.Duration
 	agentStartRun
@@ -43,7 +44,7 @@ type agentRun struct {
 	loadRSS, loadAnon   float64 // MiB, the highest values until the agent is ready
 	endpointCPU         time.Duration
 	routeCPU            time.Duration
-	routeRSS, routeAnon float64 // MiB, the highest values during the edits of routes
+	routeRSS, routeAnon float64 // MiB, the maximum during the edits of routes
 }
 
 // agentEdits is the number of edits of each kind.
@@ -213,7 +214,7 @@ func (run *agentRun) measure(ctx context.Context, pid int, began time.Time, mesh
 		return err
 	}
 	run.start = ready.Sub(began)
-	pause(ctx, 3*time.Second) // until the configuration is saved
+	pause(ctx, 3*time.Second) // wait until the configuration is saved
 	run.loadRSS, run.loadAnon = peak()
 	if run.endpointCPU, err = editsOf(ctx, pid, endpointsPage, mesh.editEndpoint); err != nil {
 		return err
@@ -224,8 +225,8 @@ func (run *agentRun) measure(ctx context.Context, pid int, began time.Time, mesh
 	return err
 }
 
-// editsOf makes the edits, each as soon as Envoy has applied the previous one, and returns the CPU time of the process.
-// page returns the page of Envoy's admin interface that shows an edit.
+// editsOf makes the edits, and returns the CPU time that the process used for them. It makes each edit as soon as Envoy
+// has applied the previous one. page returns the page of Envoy's admin interface that shows an edit.
 func editsOf(ctx context.Context, pid int, page func(planeEdit) string, edit func() planeEdit) (time.Duration, error) {
 	cpu, err := cpuOf(pid)
 	if err != nil {
@@ -240,12 +241,13 @@ func editsOf(ctx context.Context, pid int, page func(planeEdit) string, edit fun
 			return 0, err
 		}
 	}
-	pause(ctx, 4*time.Second) // until the configuration is saved
+	pause(ctx, 4*time.Second) // wait until the configuration is saved
 	spent, err := cpuOf(pid)
 	return spent - cpu, err
 }
 
-// endpointsPage shows the endpoints of the edited service only: a page with those of all services is large.
+// endpointsPage returns the page with the endpoints of only the edited service, because a page with all endpoints is
+// large.
 func endpointsPage(e planeEdit) string {
 	return "/config_dump?include_eds&resource=dynamic_endpoint_configs&name_regex=.*" + e.host + ".*"
 }
@@ -266,8 +268,7 @@ func awaitText(ctx context.Context, url, text string) error {
 	return fmt.Errorf("%s does not contain %s after a minute", url, text)
 }
 
-// watchMemory reads the memory of a process until the returned function is called, which returns the highest values in
-// MiB.
+// watchMemory samples the memory of a process until peak is called. peak returns the maximum values in MiB.
 func watchMemory(pid int) (peak func() (rss, anon float64)) {
 	stop, done := make(chan struct{}), make(chan memory)
 	go func() {
@@ -291,7 +292,8 @@ func watchMemory(pid int) (peak func() (rss, anon float64)) {
 	}
 }
 
-// endAgent ends an agent and its Envoy, which Istio's agent does not end if it is killed.
+// endAgent ends an agent and its Envoy. The latter is necessary because Envoy continues to run if Istio's agent is
+// killed.
 func endAgent(cmd *exec.Cmd) {
 	envoy, _ := childOf(cmd.Process.Pid)
 	_ = cmd.Process.Signal(syscall.SIGTERM)
@@ -308,7 +310,7 @@ func endAgent(cmd *exec.Cmd) {
 	}
 }
 
-// writePod writes the files that a kubelet mounts into a sidecar.
+// writePod writes the files that the kubelet mounts into a sidecar.
 func writePod(dir, template string, roots []byte) error {
 	text, err := os.ReadFile(template)
 	if err != nil {
@@ -326,7 +328,7 @@ func writePod(dir, template string, roots []byte) error {
 	return nil
 }
 
-// podEnv is the environment of an injected sidecar. The home directory is new, as in a new container.
+// podEnv returns the environment of an injected sidecar. The home directory is new, as in a new container.
 func (b *bench) podEnv(dir string) []string {
 	return []string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "ENVOY_PATH=" + b.envoy, "PILOT_CERT_PROVIDER=istiod", "CA_ADDR=" + istiodHost + ":15012",

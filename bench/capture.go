@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// meshWay is one of the ways in which a local mesh delivers an application's traffic to its sidecar.
+// meshWay is one way in which a local mesh delivers an application's traffic to its sidecar.
 type meshWay struct {
 	flag    string
 	address string // address to which the application connects

@@ -57,7 +57,7 @@ func secretServer(ctx context.Context, config sds.Config) (client secretv3.Secre
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- server.Run(ctx) }()
-	// The server may not listen yet. The default retry after one second would distort the measurement.
+	// The server may not listen yet. By default, gRPC retries after one second, which would distort the measurement.
 	soon := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1, MaxDelay: time.Millisecond}}
 	conn, err := grpc.NewClient("unix:"+config.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(soon))
 	if err != nil {
@@ -151,7 +151,7 @@ func newCertificateFiles(dir string) (*certificateFiles, error) {
 
 func (p *certificateFiles) name() string { return "file-cert:" + p.cert + "~" + p.key }
 
-// swap replaces the files by the other version, as programs that renew certificates do.
+// swap replaces the files by the other version, in the same way as programs that renew certificates.
 func (p *certificateFiles) swap() error {
 	version := p.versions[p.next%2]
 	p.next++

@@ -76,7 +76,7 @@ func (b *bench) cni(ctx context.Context) error {
 // cniRun is one run of the plugin.
 type cniRun struct {
 	took      time.Duration
-	processor time.Duration // CPU time of the plugin; it depends less on other load of the machine than the elapsed time
+	processor time.Duration // CPU time of the plugin; other load of the machine affects it less than the elapsed time
 }
 
 func printTimes(name string, runs []cniRun) {

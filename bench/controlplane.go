@@ -61,7 +61,7 @@ func (b *bench) eachSize(measure func(services, proxies int) error) error {
 	return nil
 }
 
-// planeRun is a measurement of one running control plane and its clients.
+// planeRun contains the measurements of one running control plane and its clients.
 type planeRun struct {
 	pid     int
 	proxies int
@@ -125,7 +125,7 @@ func (b *bench) measurePlane(ctx context.Context, services, proxies int, of plan
 	return run.costs, ctx.Err()
 }
 
-// planeProgram is a command that starts a control plane.
+// planeProgram describes a command that starts a control plane.
 type planeProgram struct {
 	cmd     *exec.Cmd
 	address string // plaintext gRPC address
@@ -232,7 +232,7 @@ func (r *planeRun) startFleet(ctx context.Context) (stop func(), err error) {
 	return func() { _ = r.fleet.Close(); _ = cmd.Wait() }, nil
 }
 
-// pipes combines the read end of one pipe and the write end of another to a connection.
+// pipes combines the read end of one pipe and the write end of another into a connection.
 type pipes struct {
 	io.ReadCloser
 	out io.WriteCloser
@@ -264,7 +264,7 @@ func (r *planeRun) reconnect() error {
 		return err
 	}
 	r.print("all come back", report, cpu)
-	time.Sleep(6 * time.Second) // so that the next line reports the idle memory
+	time.Sleep(6 * time.Second) // wait, so that the next line reports the idle memory
 	fmt.Printf("  %-18s %s\n", "at rest", r.memory())
 	return nil
 }

@@ -111,7 +111,8 @@ func weigh(when string, pid int) error {
 	return err
 }
 
-// memory is the resident memory of a process in MiB. own excludes the pages of the program file, which processes share.
+// memory is the resident memory of a process in MiB. own is the part without the pages of the program file, which
+// processes share.
 type memory struct{ all, own float64 }
 
 func memoryOf(pid int) (memory, error) {
@@ -130,7 +131,7 @@ type activity struct {
 	switches int // number of wake-ups of its threads
 }
 
-// watch returns the activity of each process during the specified time.
+// watch returns the activity of each process during a time.
 func watch(ctx context.Context, during time.Duration, pids ...int) ([]activity, error) {
 	seen, last := make([]activity, len(pids)), make([]int, len(pids))
 	for end, first := time.Now().Add(during), true; time.Now().Before(end); first = false {

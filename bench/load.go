@@ -37,7 +37,7 @@ type result struct {
 func (r result) perSecond() float64 { return float64(r.requests) / r.elapsed.Seconds() }
 
 // run sends requests on all connections until the duration has passed. Each connection has one request at a time. All
-// requests consist of the same bytes, so that generating them uses little CPU.
+// requests consist of the same bytes, so that their generation needs little CPU time.
 func (l load) run(ctx context.Context) (result, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.duration)
 	defer cancel()

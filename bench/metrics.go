@@ -130,7 +130,7 @@ func (b *bench) meter(ctx context.Context, pair *meteredPair, on bool, into []*m
 	for i, connections := range measuredConnections {
 		l := load{address: meshClient + ":15080", target: "http://server:8080/", host: "server:8080", connections: connections, duration: b.load}
 		if warmUp {
-			l.duration /= 3 // warm-up, without a result
+			l.duration /= 3 // shorter, because this is only a warm-up
 		}
 		counted, spent, err := pair.state(ctx)
 		if err != nil {

@@ -103,7 +103,7 @@ func probeOnce(ctx context.Context, address, path string) error {
 	}
 	answer := make([]byte, 4<<10)
 	var n int
-	for n < len(answer) { // until the server closes the connection, so that TIME_WAIT remains on the server's side
+	for n < len(answer) { // until the server closes the connection, so that the server's side has the TIME_WAIT state
 		more, err := conn.Read(answer[n:])
 		n += more
 		if err != nil {
@@ -120,7 +120,7 @@ func probeOnce(ctx context.Context, address, path string) error {
 // reuses the memory of the first one.
 func probeStorms(ctx context.Context, pid int, through string) error {
 	fmt.Printf("storms of probes: %d concurrent clients for %v\n", stormClients, stormTime)
-	if !pause(ctx, settleTime) { // until the agent has released unused memory
+	if !pause(ctx, settleTime) { // wait until the agent has released unused memory
 		return ctx.Err()
 	}
 	if err := weigh("before", pid); err != nil {

@@ -65,9 +65,9 @@ type redirect struct {
 	order []string
 }
 
-// rounds measures each operation in each round in new namespaces. Meanwhile another namespace has rules: the first rules on
-// a machine make the kernel patch its code to enable its hooks, and the removal of the last rules reverts that. first
-// measures that cost separately.
+// rounds measures each operation in each round in new namespaces. Meanwhile another namespace has rules, because the
+// first rules on a machine make the kernel patch its code to enable its hooks, and the removal of the last rules
+// reverts that. The method first measures this cost separately.
 func (r *redirect) rounds(ctx context.Context, sets []redirectSet) error {
 	usual := sets[0]
 	for range firstRounds {
@@ -148,7 +148,7 @@ func redirectSets() ([]redirectSet, error) {
 
 var dualStackFlags = []string{"iptables", "--dual-stack", "-b", "*", "-i", "*", "-d", "15020-15021,15090"}
 
-// measurer returns a function that measures an operation, and records its duration under the name prefix: name.
+// measurer returns a function that measures an operation. It records the duration under the name "prefix: name".
 func (r *redirect) measurer(ctx context.Context, prefix string) measure {
 	return func(name string, f func() error) error {
 		name = prefix + ": " + name

@@ -88,8 +88,8 @@ func tablesOf(text string) (tables []string) {
 	return tables
 }
 
-// baseline measures the time in which r installs rules. If andClean is set, it also measures their removal, except for
-// baselines with one process per table.
+// baseline measures the time that r needs to install rules. If andClean is set, it also measures their removal, except
+// for baselines with one process per table.
 func (b *bench) baseline(ctx context.Context, ns netns.NsHandle, r baseline, rules *iptables.RuleSet, took measure, andClean bool) error {
 	put, clean, err := r.inputs(rules)
 	if err != nil {

@@ -86,7 +86,7 @@ type relayBench struct {
 	ready bool
 }
 
-// way is one way to the control plane: a direct connection, or the socket of a running relay process.
+// way is one way from a client to the control plane: a direct connection, or the socket of a running relay process.
 type way struct {
 	target string // for gRPC
 	socket string
@@ -193,7 +193,7 @@ func cpuOf(pid int) (time.Duration, error) {
 	return time.Duration(spent.Nano()), err
 }
 
-// toEnvoy starts an Envoy that receives its clusters by this way. It returns the time until Envoy has accepted them.
+// toEnvoy starts an Envoy that receives its clusters in this way. It returns the time until Envoy has accepted them.
 func (m *relayBench) toEnvoy(ctx context.Context, w *way) (time.Duration, error) {
 	file := filepath.Join(m.dir, "relay-envoy.yaml")
 	if err := os.WriteFile(file, []byte(m.bootstrap(w)), 0o600); err != nil {
@@ -294,7 +294,8 @@ func (m *relayBench) toClient(ctx context.Context, w *way) (time.Duration, error
 	return await(ctx, m.plane.took)
 }
 
-// updates measures small updates, each with an ACK: their maximum rate, and the relay's costs at a rate of updatePace.
+// updates measures small updates, each with an ACK. It measures their maximum rate, and the relay's costs at the rate
+// updatePace.
 func (m *relayBench) updates(ctx context.Context) error {
 	fmt.Printf("updates of %d bytes, each with an ACK: %d at the maximum rate, and %d at %d a second\n", len(m.plane.update), manyUpdates, pacedUpdates, updatePace)
 	rates := map[string][]float64{}

@@ -19,10 +19,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
 
-// relayAs runs a relay in this process, whose costs the parent process measures. spec is kind,socket,address,roots,ready:
-// the kind of relay, its socket, the control plane's address, the file with root certificates, and whether the relay
-// runs as in an agent that is ready. The kinds are "pilotfish", which
-// stores the last accepted configuration as the agent does, "unkept", which does not store it, and "naive".
+// relayAs runs a relay in this process, whose costs the parent process measures. spec is
+// kind,socket,address,roots,ready: the kind of relay, its socket, the control plane's address, the file with root
+// certificates, and whether the relay runs as in an agent that is ready. The kinds are "pilotfish", which stores the
+// last accepted configuration like the agent, "unkept", which does not store it, and "naive".
 func relayAs(ctx context.Context, spec string) error {
 	parts := strings.Split(spec, ",")
 	if len(parts) != 5 {

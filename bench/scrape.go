@@ -16,7 +16,8 @@ import (
 	"time"
 )
 
-// Sizes of the scrape targets: an Envoy with so many clusters that its statistics have 5 MB, and an application with 1 MB.
+// Sizes of the scrape targets: an Envoy with a number of clusters for which its statistics have 5 MB, and an
+// application with 1 MB.
 const (
 	scrapeServices  = 190
 	applicationSize = 1 << 20
@@ -93,7 +94,7 @@ func (b *bench) weighScrapes(ctx context.Context, pid int, encoding string) erro
 	return weigh(fmt.Sprintf("%s later", scrapePause), pid)
 }
 
-// weighMost samples the memory of a process until stop is called. stop returns the maximum of each value.
+// weighMost samples the memory of a process until stop is called. stop returns the maximum values.
 func weighMost(pid int) (stop func() memory) {
 	ended, result := make(chan struct{}), make(chan memory)
 	go func() {

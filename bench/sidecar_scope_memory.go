@@ -106,7 +106,7 @@ func (b *bench) weighScoped(ctx context.Context, dir, scope string, services int
 		if err != nil {
 			return err
 		}
-		r.Host = serviceHost(services - 1 - i) // without a listener: a 503 is expected
+		r.Host = serviceHost(services - 1 - i) // there is no listener for this host, so a 503 is expected
 		response, err := client.Do(r)
 		if err != nil {
 			return err

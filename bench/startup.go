@@ -23,8 +23,8 @@ const (
 	appAddress   = "127.70.1.2"
 )
 
-// pollInterval is the interval between readiness polls. Envoy's main thread handles each poll, so that faster polling would
-// slow down Envoy's start.
+// pollInterval is the interval between readiness polls. It is not shorter because Envoy's main thread handles each
+// poll, and more polls would slow down Envoy's start.
 const pollInterval = 5 * time.Millisecond
 
 const startupConfig = `

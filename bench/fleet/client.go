@@ -33,7 +33,7 @@ type client struct {
 	node      *corev3.Node
 	behaviour behaviour
 
-	// Used only by the reading goroutine.
+	// Only the goroutine that reads uses these fields.
 	stream grpc.ClientStream
 	types  map[string]*typeState
 	listed map[uint32][]string // names of the routes of each listener
@@ -51,7 +51,7 @@ type client struct {
 type typeState struct {
 	requested bool
 	answered  bool
-	wanted    map[string]bool // subscribed names; true if the resource was received
+	wanted    map[string]bool // names to which the client subscribes; true if the resource was received
 	versions  map[uint32]uint32
 }
 
@@ -94,7 +94,7 @@ func (c *client) run(ctx context.Context, address string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = conn.Close() }() // lost requests do not matter here
+	defer func() { _ = conn.Close() }() // requests that are lost here do not matter
 	c.stream, err = conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true},
 		discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResources_FullMethodName, grpc.WaitForReady(true))
 	if err != nil {

@@ -101,7 +101,8 @@ func (f *Fleet) Connect(o Options, report *Report) error {
 	return f.connect(report)
 }
 
-// Reconnect closes all connections. It then connects the clients again, which keep the resources that they have received.
+// Reconnect closes all connections. It then connects the clients again. They retain the resources that they have
+// received.
 func (f *Fleet) Reconnect(_ struct{}, report *Report) error {
 	f.halt()
 	return f.connect(report)
@@ -170,8 +171,8 @@ func (f *Fleet) Expect(sign Sign, _ *Report) error {
 	return nil
 }
 
-// Await waits until all clients have received the marker and no further responses arrive. It reports the times since the
-// moment since, which is in nanoseconds since 1970.
+// Await waits until all clients have received the marker and no further responses arrive. It reports the times since
+// the moment in since, which is in nanoseconds since 1970.
 func (f *Fleet) Await(since int64, report *Report) error {
 	return f.await(time.Unix(0, since), 500*time.Millisecond, func(c *client) time.Time { return c.marked }, report)
 }

@@ -44,7 +44,7 @@ type response struct {
 
 // item is one resource in a response.
 type item struct {
-	name, version uint32 // numbers by which the decoder stores these strings
+	name, version uint32 // numbers under which the decoder stores these strings
 	*body
 }
 

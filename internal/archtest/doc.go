@@ -1,3 +1,3 @@
-// Package archtest tests rules for the whole repository: which package may import which, and the names and words in
-// code, comments and documentation. It contains only tests.
+// Package archtest tests rules for the whole repository: which packages a package may import, and which names and words
+// code, comments and documentation may contain. It contains only tests.
 package archtest

@@ -7,8 +7,9 @@ import (
 	"path/filepath"
 )
 
-// Write replaces the file's content; the file has mode 0600. A reader always finds either the old or the new content,
-// even after a crash. After an error no temporary file remains. Errors are those of package os and contain the path.
+// Write replaces the file's content. The file then has mode 0600. A reader always finds either the old or the new
+// content, even after a crash. After an error, no temporary file remains. Errors are those of package os and contain
+// the path.
 func Write(file string, data []byte) error {
 	d, err := NewDraft(file, data, 0o600)
 	if err != nil {
@@ -54,5 +55,5 @@ func (d *Draft) Sync() error {
 // Commit renames the draft to its final path.
 func (d *Draft) Commit() error { return os.Rename(d.temporary, d.path) }
 
-// Discard removes the draft. After Commit it does nothing.
+// Discard removes the draft. After Commit it has no effect.
 func (d *Draft) Discard() { _ = os.Remove(d.temporary) }

@@ -23,5 +23,5 @@ func (b *Backoff) Next() time.Duration {
 	return wait
 }
 
-// Reset sets the next delay to Min. Call it after a success.
+// Reset sets the next delay to Min. The caller calls it after a success.
 func (b *Backoff) Reset() { b.next = 0 }

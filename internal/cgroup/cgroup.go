@@ -1,4 +1,4 @@
-// Package cgroup reads the limits of a process's control group: memory and CPU time, in cgroup v1 and v2.
+// Package cgroup reads the limits of a process's control group for memory and CPU time, in cgroup v1 and v2.
 package cgroup
 
 import (
@@ -16,11 +16,11 @@ type Group struct {
 // Self returns the group of this process.
 func Self() Group { return NewGroup("/") }
 
-// NewGroup returns the group of this process, but reads /proc and the mounted groups below root. Tests pass another
-// root than "/".
+// NewGroup returns the group of this process. It reads /proc and the mounted groups below root, which is "/" except in
+// tests.
 func NewGroup(root string) Group { return Group{root} }
 
-// controller is the name of a cgroup v1 controller. In cgroup v2 all controllers share one tree.
+// controller is the name of a cgroup v1 controller. In cgroup v2, all controllers share one tree.
 type controller string
 
 const (
@@ -31,8 +31,9 @@ const (
 // unified selects the cgroup v2 tree.
 const unified controller = ""
 
-// dirs returns the directories whose limits apply: from the process's own group up to the topmost visible one. A limit
-// of a group applies to all groups below it. The result is empty if the machine does not have the controller's tree.
+// dirs returns the directories whose limits apply to the process. They range from the process's own group to the
+// topmost visible one, because a limit of a group applies to all groups below it. The result is empty if the machine
+// does not have the controller's tree.
 func (g Group) dirs(c controller) []string {
 	own, ok := groupPath(g.read("/proc/self/cgroup"), c)
 	mount, found := groupMount(g.read("/proc/self/mountinfo"), c)
@@ -76,8 +77,8 @@ func cutPath(path, dir string) (string, bool) {
 	return rest, ok && (rest == "" || rest[0] == '/')
 }
 
-// groupPath returns a controller's path in /proc/self/cgroup ("4:memory:/path"). In the line of cgroup v2 the
-// controller is empty.
+// groupPath returns the path of a controller's group in /proc/self/cgroup ("4:memory:/path"). In the line for cgroup
+// v2, the controller is empty.
 func groupPath(groups string, c controller) (string, bool) {
 	for line := range strings.Lines(groups) {
 		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
@@ -88,7 +89,7 @@ func groupPath(groups string, c controller) (string, bool) {
 	return "", false
 }
 
-// mount describes a mounted tree of groups: at is the mount point, root the group that is mounted there.
+// mount describes a mounted tree of groups. at is the mount point, and root is the group that is mounted there.
 type mount struct{ at, root string }
 
 // groupMount returns the mount of a controller's tree in /proc/self/mountinfo.
@@ -108,5 +109,5 @@ func groupMount(mounts string, c controller) (mount, bool) {
 	return mount{}, false
 }
 
-// unescape reverses the escapes that the kernel writes in paths of mountinfo.
+// unescape replaces the escapes that the kernel writes in paths in mountinfo.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)

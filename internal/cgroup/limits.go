@@ -7,10 +7,11 @@ import (
 	"strings"
 )
 
-// unlimited is the minimum value that means "no limit". cgroup v1 reports the largest number of whole pages.
+// unlimited is the minimum value that means "no limit". Without a limit, cgroup v1 reports the maximum number of bytes
+// in whole pages.
 const unlimited = 1 << 62
 
-// MemoryLimit returns how many bytes of memory the processes of the group may use together. ok is false if there is no
+// MemoryLimit returns how many bytes of memory the processes of the group may use in total. ok is false if there is no
 // limit.
 func (g Group) MemoryLimit() (bytes uint64, ok bool) {
 	bytes = math.MaxUint64
@@ -43,7 +44,7 @@ func (g Group) MemoryUsage() (bytes uint64, ok bool) {
 	return 0, false
 }
 
-// CPULimit returns how many CPUs the processes of the group may use together. ok is false if there is no limit.
+// CPULimit returns how many CPUs the processes of the group may use in total. ok is false if there is no limit.
 func (g Group) CPULimit() (cores float64, ok bool) {
 	cores = math.Inf(1)
 	for _, dir := range g.dirs(unified) {

@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// Budget is a decaying count of failures. Rare failures are tolerated without limit, and a series of failures exhausts
-// the budget. It is not safe for concurrent use.
+// Budget is a count of failures that decays over time. Rare failures never exhaust the budget, but a series of failures
+// does. It is not safe for concurrent use.
 type Budget struct {
-	// Failures is the maximum count. The count halves every HalfLife.
+	// Failures is the maximum count. The count halves in each period of HalfLife.
 	Failures float64
 	HalfLife time.Duration
 	// The backoff starts at MinWait and doubles with each counted failure, up to MaxWait.

@@ -17,16 +17,16 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// Server describes a server that the agent calls, and how the agent authenticates to it.
+// Server describes how to connect to a server, and how the agent authenticates to it.
 type Server struct {
-	// Plaintext connects without TLS. The token is then not sent.
+	// Plaintext disables TLS. The token is then not sent.
 	Plaintext bool
 	TLS       TLS
-	// TokenFile is read for every call; its content is sent as a bearer token. Empty: no token.
+	// TokenFile is a file with a bearer token. It is read for every call. If it is empty, no token is sent.
 	TokenFile string
-	// Token, if set, returns the bearer token instead of TokenFile, for example from a cloud's metadata server.
+	// Token, if set, returns the bearer token, for example from a cloud's metadata server. TokenFile is then not used.
 	Token func(context.Context) (string, error)
-	// ClusterID is sent as the header "ClusterID". Empty: no header.
+	// ClusterID is sent as the header "ClusterID". If it is empty, the header is not sent.
 	ClusterID string
 	// Headers are sent with every call.
 	Headers map[string]string
@@ -95,8 +95,8 @@ func (s Server) dialOptions(address string, failure *connectFailure) []grpc.Dial
 	}
 }
 
-// Header returns the headers of a call. It reads the token again for each call. If the token cannot be read, it returns
-// an error, unless there is a valid client certificate. In plaintext the token is neither read nor sent.
+// Header returns the headers of a call. It reads the token again for each call. If it cannot read the token, it returns
+// an error, unless there is a valid client certificate. In plaintext, it neither reads nor returns the token.
 func (s Server) Header() (metadata.MD, error) {
 	header := metadata.New(s.Headers)
 	if s.ClusterID != "" {
@@ -128,7 +128,7 @@ func (s Server) readToken() (string, error) {
 	return s.Token(ctx)
 }
 
-// connectFailure records why a connection failed, because gRPC does not return the cause.
+// connectFailure records the reason why a connection failed, because gRPC does not return it.
 type connectFailure struct {
 	mu  sync.Mutex
 	err error

@@ -14,16 +14,17 @@ const (
 	KindClientCertificate = "client certificate"
 )
 
-// Credential describes a token or client certificate of the agent, as read from its file.
+// Credential describes a token or client certificate that was read from the agent's file.
 type Credential struct {
 	Kind, File string
-	// NotAfter is the expiry. It is zero if the credential does not contain one, for example a token that is not a JWT.
+	// NotAfter is the expiry. It is zero if the credential has none, for example if a token is not a JWT.
 	NotAfter time.Time
 	// Err is the reason why the credential cannot be used, or nil.
 	Err error
 }
 
-// Problem returns why the credential cannot be used at time now, with the remedy. It returns "" if it can be used.
+// Problem returns the reason why the credential cannot be used at the time now, with the remedy. It returns "" if the
+// credential can be used.
 func (c Credential) Problem(now time.Time) string {
 	switch {
 	case c.Err != nil:
@@ -35,8 +36,8 @@ func (c Credential) Problem(now time.Time) string {
 	return ""
 }
 
-// Credentials reads the configured credentials: the token, the client certificate, or both. It returns none if the
-// connection is in plaintext.
+// Credentials reads the configured credentials: the token, the client certificate, or both. For a plaintext connection,
+// it returns none.
 func (s Server) Credentials() []Credential {
 	var found []Credential
 	if s.Plaintext {
@@ -66,8 +67,8 @@ func (s Server) Credentials() []Credential {
 // maxClaims limits the length of a JWT's encoded claims.
 const maxClaims = 64 << 10
 
-// tokenExpiry returns the expiry of a JWT, or zero if token is not a JWT with an expiry. It does not verify the token:
-// the server does.
+// tokenExpiry returns the expiry of a JWT, or zero if token is not a JWT or has no expiry. It does not verify the
+// token, because the server does.
 func tokenExpiry(token string) time.Time {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 || len(parts[1]) > maxClaims {

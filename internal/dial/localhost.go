@@ -22,8 +22,8 @@ func parseSocketHost(host string) (path string, ok bool) {
 }
 
 // LocalhostDialer returns a dial function based on d. It connects "localhost" to 127.0.0.1 or, if that fails, to ::1,
-// because servers on hosts with IPv6 only listen on ::1. It does not read /etc/hosts (RFC 6761). For host names of
-// SocketHost it connects to the unix socket.
+// because on hosts that only have IPv6, servers listen on ::1. It does not read /etc/hosts (RFC 6761). For host names
+// that SocketHost returned, it connects to the unix socket.
 func LocalhostDialer(d *net.Dialer) func(ctx context.Context, network, address string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		host, port, err := net.SplitHostPort(address)

@@ -16,26 +16,26 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
-// SystemRoots is the RootFile that selects the roots of the operating system.
+// SystemRoots is the value of RootFile that selects the root certificates of the operating system.
 const SystemRoots = "SYSTEM"
 
-// TLS configures the verification of a server, and the client certificate. All files are read again for each
-// connection.
+// TLS configures how a server is verified, and the client certificate. All files are read again for each connection.
 type TLS struct {
 	// RootFile contains the trusted root certificates in PEM. SystemRoots or empty selects those of the operating
 	// system.
 	RootFile string
-	// ServerName is the name that the server's certificate must contain. Empty means the host of the dialled address.
+	// ServerName is the name that the server's certificate must contain. If it is empty, that is the host of the
+	// dialled address.
 	ServerName string
-	// CertFile and KeyFile, if set, contain the client certificate and its key. If the certificate is missing or
-	// expired, the client does not present it, and must authenticate with a token.
+	// CertFile and KeyFile, if set, are the files of the client certificate and its key. If the certificate is missing
+	// or expired, the client does not present it, and must authenticate with a token.
 	CertFile, KeyFile string
 	// Policy restricts the TLS versions and cipher suites.
 	Policy tlspolicy.Policy
 }
 
-// Config reads the files and returns the TLS configuration of one connection to host. It fails if the roots cannot be
-// read.
+// Config reads the files and returns the TLS configuration of one connection to host. It fails if it cannot read the
+// root certificates.
 func (t TLS) Config(host string) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName, NextProtos: []string{"h2"}}
 	if c.ServerName == "" {
@@ -92,8 +92,8 @@ func (t TLS) HasClientCertificate(now time.Time) bool {
 	return err == nil && cert.Leaf != nil && now.Before(cert.Leaf.NotAfter) && !now.Before(cert.Leaf.NotBefore)
 }
 
-// clientCredentials returns gRPC credentials that read the files again at each handshake. They call failed with the
-// error of each failed handshake, which gRPC does not return.
+// clientCredentials returns gRPC credentials that read the files again at each handshake. If a handshake fails, they
+// call failed with the error, because gRPC does not return it.
 func (t TLS) clientCredentials(failed func(error)) credentials.TransportCredentials {
 	return &clientCredentials{tls: t, onError: failed}
 }

@@ -13,7 +13,7 @@ import (
 // connections.
 var files fstimeout.TimeoutFS
 
-// ReadToken reads a bearer token from file. Errors about a missing file contain a remedy.
+// ReadToken reads a bearer token from file. An error about a missing file contains a remedy.
 func ReadToken(file string) (string, error) {
 	data, err := files.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -24,8 +24,8 @@ type Envoy struct {
 	exited chan struct{}
 }
 
-// Start runs the Envoy at path in directory dir, with the bootstrap (YAML) and further arguments. It adds an admin
-// interface at a free port to the bootstrap. Envoy is killed when the test ends.
+// Start runs the Envoy at path in directory dir, with the bootstrap (YAML) and additional arguments. To the bootstrap,
+// it adds an admin interface on a free port. Envoy is killed when the test ends.
 func Start(t testing.TB, path, dir, bootstrap string, args ...string) *Envoy {
 	t.Helper()
 	config := filepath.Join(dir, "envoy.yaml")
@@ -41,7 +41,8 @@ func Start(t testing.TB, path, dir, bootstrap string, args ...string) *Envoy {
 	cmd.Stdout, cmd.Stderr = e.output, e.output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	started := make(chan error)
-	go func() { // the kernel kills the child when the thread that started it exits, so the goroutine stays on its thread
+	// The kernel kills the child when the thread that started it exits, so the goroutine stays on that thread.
+	go func() {
 		runtime.LockOSThread()
 		err := cmd.Start()
 		started <- err

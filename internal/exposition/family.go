@@ -18,8 +18,8 @@ const (
 	stateset
 	gaugeHistogram
 
-	// created is not a type of a family. It marks the name of samples with a family's creation time: the family's name
-	// with the suffix _created.
+	// created is not the type of a family. It represents the name of a family's samples with its creation time: the
+	// family's name with the suffix _created.
 	created
 )
 
@@ -36,32 +36,33 @@ func parseKind(word []byte) (k kind, ok bool) {
 	return k, ok
 }
 
-// textNames and openNames are the names of the types in text format and in OpenMetrics. Types that do not exist in text
-// format are replaced by the type that represents their values.
+// textNames and openNames are the names of the types in text format and in OpenMetrics. In text format, some types do
+// not exist. textNames contains the name of another type that can represent their values.
 var (
 	textNames = [...]string{"untyped", "counter", "gauge", "histogram", "summary", "gauge", "gauge", "histogram"}
 	openNames = [...]string{"unknown", "counter", "gauge", "histogram", "summary", "info", "stateset", "gaugehistogram"}
 )
 
-// suffixes contains, for each type, the suffixes that samples add to the family's name. In OpenMetrics, the names of
-// counters and infos do not include the suffix. This package uses these names for both formats.
+// suffixes contains, for each type, the suffixes that the names of samples add to the family's name. In OpenMetrics,
+// the family names of counters and infos do not include the suffix. This package uses these family names for both
+// formats.
 var suffixes = [...][]string{
 	unknown: {""}, counter: {"_total", "_created"}, gauge: {""},
 	histogram: {"_bucket", "_sum", "_count", "_created"}, summary: {"", "_sum", "_count", "_created"},
 	info: {"_info"}, stateset: {""}, gaugeHistogram: {"_bucket", "_gsum", "_gcount"},
 }
 
-// family is the metadata of a metric family, known before its first sample.
+// family is the metadata of a metric family. It is known before the family's first sample.
 type family struct {
 	name       string // name in OpenMetrics
-	header     string // name in the source's HELP and TYPE lines
+	header     string // the name in the HELP and TYPE lines of the source
 	kind       kind
 	typed      bool
 	help, unit string
 	helped     bool
-	cut        int // bytes that Cut removes from the beginning of the source's names
-	// plain: the name of its sample is the family's name without a suffix, regardless of the type. A text-format
-	// counter whose name does not end in _total is plain.
+	cut        int // number of bytes that Cut removes from the beginning of the source's names
+	// plain: the name of its sample is the family's name without a suffix, whatever the type is. A text-format counter
+	// is plain if its name does not end in _total.
 	plain bool
 }
 
@@ -98,8 +99,8 @@ func (f *family) owns(name []byte) (suffix string, ok bool) {
 	return "", false
 }
 
-// numericLabelKind returns the family's type, by which numericLabel selects the label whose value must be a number (le,
-// quantile). For a plain family it returns unknown: no label must be a number.
+// numericLabelKind returns the family's type. numericLabel uses it to select the label whose value must be a number
+// (le, quantile). For a plain family it returns unknown, because no label must be a number.
 func (f *family) numericLabelKind() kind {
 	if f.plain {
 		return unknown
@@ -123,8 +124,8 @@ func (f *family) typeLine(out Format) (name, word string) {
 	return f.name, textNames[f.kind]
 }
 
-// visitNames calls visit with the suffix of each name that the family reserves in a format, until visit returns false.
-// No other family may use these names.
+// visitNames calls visit with the suffix of each name that the family reserves in a format. It stops when visit returns
+// false. No other family may use these names.
 func (f *family) visitNames(out Format, visit func(suffix string) bool) bool {
 	if out == OpenMetrics || (f.kind != counter && f.kind != info) || f.plain {
 		if !visit("") {
@@ -135,7 +136,8 @@ func (f *family) visitNames(out Format, visit func(suffix string) bool) bool {
 		return true
 	}
 	for _, s := range suffixes[f.kind] {
-		if s == "" || s == "_created" { // reserved by the first sample: in text format these are often separate families
+		// The first sample reserves these names, because in text format they often belong to separate families.
+		if s == "" || s == "_created" {
 			continue
 		}
 		if out == Text && (s == "_gsum" || s == "_gcount") {
@@ -155,7 +157,7 @@ type claim struct {
 	plain  bool
 }
 
-// names stores the hashes of reserved names. Each needs about 10 bytes.
+// names stores the hashes of reserved names. Each hash needs about 10 bytes.
 type names struct {
 	seed  maphash.Seed
 	taken map[uint64]claim
@@ -168,7 +170,7 @@ func newNames() *names {
 	return n
 }
 
-// maxKept is the maximum number of names with which a table is reused for the next exposition.
+// maxKept is the maximum size of a table in names that is used again for the next exposition.
 const maxKept = 10_000
 
 func (n *names) reset() {
@@ -198,8 +200,8 @@ func (n *names) claim(f *family, out Format, source uint16) bool {
 	return free
 }
 
-// claimCreated reserves the name of a family's creation time samples. It returns false if another family has reserved
-// it.
+// claimCreated reserves the name of the samples with a family's creation time. It returns false if another family has
+// reserved it.
 func (n *names) claimCreated(family string) bool {
 	h := n.hash(family, "_created")
 	if c, taken := n.taken[h]; taken {

@@ -6,17 +6,17 @@ import (
 )
 
 // Fast path: most lines are written unchanged, and most label sets repeat, because Envoy has hundreds of families with
-// the same clusters. A line of the current family is not parsed if its label set occurred before in a line that was
-// parsed and written unchanged: its labels are then valid. isKnown checks its name and value. Adjacent lines of this
-// kind are copied together.
+// the same clusters. A line of the current family is not parsed if its label set occurred before, in a line that was
+// parsed and written unchanged. Its labels are then valid, and isKnown checks only its name and value. Adjacent lines
+// of this kind are copied together.
 
-// seenSize is the number of label sets that are remembered, a power of two. An Envoy with 200 clusters has about 4000
-// label sets, most of them of histogram buckets.
+// seenSize is the number of label sets that are stored, a power of two. An Envoy with 200 clusters has about 4000 label
+// sets, most of them of histogram buckets.
 const seenSize = 1 << 14
 
-// seen stores hashes of label sets. Each hash has four possible slots. A new hash reslots the oldest one in its slots;
-// lines with the replaced label set are parsed again. The seed is random, so that a source cannot create hash
-// collisions.
+// seen stores hashes of label sets. Each hash has four possible slots. If all are in use, a new hash replaces the
+// oldest one, and lines with the replaced label set are parsed again. The seed is random, so that a source cannot
+// create hash collisions.
 type seen struct {
 	seed  maphash.Seed
 	slots [seenSize / 4][4]uint64
@@ -34,21 +34,21 @@ func (s *seen) add(hash uint64) {
 	p[0], p[1], p[2], p[3] = hash, p[0], p[1], p[2]
 }
 
-// hashLabels returns the hash of a label set as it is written in the source. The hash depends on the format and on
-// which label must be a number. It is never 0, which marks a free slot.
+// hashLabels returns the hash of the text of a label set. The hash also depends on the format, and on which label must
+// be a number. It is never 0, because 0 marks a free slot.
 func (c *copier) hashLabels(labels []byte) uint64 {
 	return maphash.Bytes(c.seen.seed, labels) + uint64(c.numbered)<<1 + uint64(c.format) | 1<<63
 }
 
-// learn records the label set of a sample that is written unchanged.
+// learn stores the label set of a sample that was written unchanged.
 func (c *copier) learn(s *sample) {
 	if len(s.pairs) > 0 && s.time.to == 0 && !s.exemplarPresent {
 		c.seen.add(c.hashLabels(s.line[s.name.to : s.labels.to+1]))
 	}
 }
 
-// verbatim copies lines at the beginning of text that belong to the family f, are known to be valid, and need no
-// change. It returns the number of bytes that it copied.
+// verbatim copies lines from the beginning of text unchanged. It stops at the first line that does not belong to the
+// family f, is not known to be valid, or must be changed. It returns the number of bytes that it copied.
 func (c *copier) verbatim(text []byte, f *family) (copied int) {
 	// In text format, the names of a gauge histogram's sum and count are changed.
 	if !c.writing || c.prefix != "" || c.label != nil || f.kind == gaugeHistogram {
@@ -70,7 +70,7 @@ func (c *copier) verbatim(text []byte, f *family) (copied int) {
 	return copied
 }
 
-// verbatimCut is verbatim for a family whose names lose a prefix. It copies line by line.
+// verbatimCut does the same as verbatim for a family from whose names a prefix is removed. It copies line by line.
 func (c *copier) verbatimCut(text []byte, f *family) (copied int) {
 	for copied < len(text) {
 		end := bytes.IndexByte(text[copied:], '\n') + 1
@@ -109,8 +109,8 @@ func (c *copier) isKnownSeries(line []byte, at int, f *family) bool {
 	return true
 }
 
-// cutSuffix removes the suffix that a sample's name adds to the family's name. Unlike owns, it does not accept
-// _created, which only OpenMetrics has.
+// cutSuffix returns rest without the suffix that a sample's name adds to the family's name, and whether the sample
+// belongs to the family. Unlike the method owns, it does not accept the suffix _created, which only OpenMetrics has.
 func (f *family) cutSuffix(rest []byte) ([]byte, bool) {
 	if len(rest) == 0 || rest[0] == '{' {
 		return rest, f.plain || suffixes[f.kind][0] == ""
@@ -126,7 +126,7 @@ func (f *family) cutSuffix(rest []byte) ([]byte, bool) {
 	return nil, false
 }
 
-// plainNumber returns the position of the number at the end of a line if it is not negative and has the same form in
+// plainNumber returns the position of the number at the end of a line, if it is not negative and has the same form in
 // both formats. Otherwise it returns len(line).
 func plainNumber(line []byte) int {
 	at, whole := len(line), true

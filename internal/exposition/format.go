@@ -48,13 +48,13 @@ func FormatOf(contentType string) (f Format, ok bool) {
 	return Text, kind == "text/plain"
 }
 
-// Accepted are the formats that a scraper accepts.
+// Accepted contains the formats that a scraper accepts.
 type Accepted struct {
 	Text, OpenMetrics bool
 }
 
 // ParseAccept parses the Accept headers of a scrape. If there is no header, or only unknown types, the result is text
-// format. OpenMetrics is set only if its quality is at least that of text.
+// format. OpenMetrics is set only if its quality value is at least that of text.
 func ParseAccept(headers []string) Accepted {
 	var text, wildcard, open float64
 	for _, header := range headers {

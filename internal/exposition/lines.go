@@ -58,8 +58,8 @@ func (l *lines) next() ([]byte, bool) {
 	}
 }
 
-// buffered returns the bytes that were read and not yet returned by next. skip drops n of them; they must be whole
-// lines.
+// buffered returns the bytes that were read but that next has not returned yet. skip drops n of them, which must be
+// whole lines.
 func (l *lines) buffered() []byte { return l.buf[l.at:l.end] }
 func (l *lines) skip(n int)       { l.at += n }
 
@@ -95,7 +95,7 @@ func (l *lines) fill() {
 	l.err = io.ErrNoProgress
 }
 
-// failure returns the error that ended the stream, or nil at its regular end.
+// failure returns the error that ended the stream, or nil if the stream ended normally.
 func (l *lines) failure() error {
 	if errors.Is(l.err, io.EOF) {
 		return nil

@@ -12,8 +12,8 @@ import (
 const renamed = "app_"
 
 // Merger writes the metrics of several sources as one exposition, one source after another. A family name belongs to
-// the first source that has it. Source specifies what happens to families of the same name in later sources. A Merger
-// is not safe for concurrent use.
+// the first source that has it. In later sources, Source.Rename determines what happens to a family of the same name. A
+// Merger is not safe for concurrent use.
 type Merger struct {
 	out    output
 	format Format
@@ -21,22 +21,23 @@ type Merger struct {
 	seen   *seen
 	source uint16
 	buf    []byte // for lines under construction
-	// windows are read buffers of finished sources, for reuse. Two are in use while one source is paused (see
-	// CopyUntil).
+	// windows contains read buffers of finished sources that can be used again. Two are in use while one source is
+	// paused (see CopyUntil).
 	windows [][]byte
 
-	later []*Spool // spools of Join; their families are written with families of the same name
+	later []*Spool // spools that Join added; their families are written with families of the same name
 }
 
 // Source is the configuration of one source.
 type Source struct {
 	Format Format
 	Limits Limits
-	// Rename writes a family whose name belongs to another source as app_<name>. Otherwise the family is dropped.
+	// Rename writes a family whose name belongs to another source with the name app_<name>. If it is not set, such a
+	// family is dropped.
 	Rename bool
-	// Cut removes a prefix from some names.
+	// Cut specifies a prefix that is removed from some names.
 	Cut Cut
-	// Help is the HELP text of families without a HELP line. Empty: they have none.
+	// Help is the HELP text for families without a HELP line. If it is empty, they have none.
 	Help string
 	// Reserved contains name prefixes. Families whose names have one of them are dropped.
 	Reserved []string
@@ -66,7 +67,7 @@ func (m *Merger) Format() Format { return m.format }
 // CopyResult is the result of copying a source.
 type CopyResult struct {
 	Bytes int64
-	// Families is the number of written families. The other counts are dropped items: Invalid lines, Duplicates
+	// Families is the number of written families. The other fields count what was dropped: Invalid lines, Duplicates
 	// (families whose names belong to another source), and Repeated samples of a series.
 	Families, Invalid, Duplicates, Repeated int
 	// Reserved is the number of families that were dropped because their names have a reserved prefix.
@@ -100,12 +101,12 @@ func (m *Merger) Release(names ...string) {
 	}
 }
 
-// Join makes the Merger write the families of spools together with families of the same name and type in the sources
-// that are copied next, so that each name occurs once. Flush writes the remaining families of the spools.
+// Join makes the Merger write the families of spools together with those families of the next sources that have the
+// same name and type. Each name then occurs only once. Flush writes the remaining families of the spools.
 func (m *Merger) Join(spools ...*Spool) { m.later = append(m.later, spools...) }
 
-// Copy writes one source. If reading the source fails, its valid part is written. Errors of the writer are returned by
-// Close.
+// Copy writes one source. If the source cannot be read completely, it writes the valid part. Close returns errors of
+// the writer.
 func (m *Merger) Copy(from io.Reader, s Source) (CopyResult, error) { return m.Begin(from, s).Finish() }
 
 // SourceCopy copies a source in parts, so that other sources can be copied in between.
@@ -114,7 +115,7 @@ type SourceCopy struct {
 	r *reader
 }
 
-// Begin starts copying a source in parts.
+// Begin starts a copy of a source in parts.
 func (m *Merger) Begin(from io.Reader, s Source) *SourceCopy {
 	m.source++
 	c := &copier{Merger: m, id: m.source, from: s.Format, rename: s.Rename, hidden: s.HiddenSuffixes, cut: s.Cut, help: s.Help, seenSeries: newSeenSeries(s.Once)}
@@ -129,8 +130,8 @@ func (m *Merger) Begin(from io.Reader, s Source) *SourceCopy {
 }
 
 // CopyUntil copies the source up to the first family whose name has one of the prefixes. waits reports whether there is
-// such a family. The caller may then first copy another source, whose family names have precedence, and calls Finish
-// afterwards.
+// such a family. If so, the caller may copy another source, whose family names then have precedence, before it calls
+// Finish.
 func (c *SourceCopy) CopyUntil(prefixes ...string) (waits bool) {
 	c.r.before = prefixes
 	defer func() { c.r.before = nil }()
@@ -164,7 +165,7 @@ func (m *Merger) Comment(text string) {
 	}
 }
 
-// Flush writes the families of the spools that were not written together with another source's families.
+// Flush writes the families of the spools that were not written together with a family of a source.
 func (m *Merger) Flush() {
 	for i := range m.later {
 		m.flush(i)
@@ -194,15 +195,15 @@ type copier struct {
 	unpacker             *unpacker   // nil if packed labels are not replaced
 	seenSeries           *seenSeries // nil if repeated series are not dropped
 	original, current    family
-	numbered             kind // type that determines which label must be a number (see numericLabel)
+	numbered             kind // the type that determines which label must be a number (see numericLabel)
 	prefix               string
 	writing              bool
-	stem                 []byte // the text before the labels of the last line, if that line was copied unchanged
+	stem                 []byte // if the last line was copied unchanged, its text before the labels
 	families, duplicates int
 }
 
-// open decides how a family is written: with its own name, as a continuation of an earlier family of the source, with
-// another name, or not at all.
+// open determines how a family is written: with its own name, as a continuation of an earlier family of the source,
+// with another name, or not at all.
 func (c *copier) open(f *family) {
 	c.original, c.current, c.numbered, c.prefix, c.writing, c.stem = *f, *f, f.numericLabelKind(), "", true, c.stem[:0]
 	textName, _ := f.typeLine(Text)
@@ -244,7 +245,7 @@ func (c *copier) open(f *family) {
 }
 
 // continues reports whether the family continues an earlier family of the same source. Readers of the text format
-// accept that; OpenMetrics forbids it.
+// accept a continuation, but OpenMetrics forbids it.
 func (c *copier) continues() bool {
 	owner, ok := c.names.owner(&c.current, c.format)
 	if !ok || c.format != Text || owner.source != c.id || (c.current.typed && owner.kind != c.current.kind) {
@@ -310,8 +311,8 @@ func (c *copier) sample(s *sample, suffix string) bool {
 	return true
 }
 
-// validLabels checks that a label that must be a number is one, and that the added label does not conflict with two
-// labels.
+// validLabels checks that the value of a label that must be a number is one. It also checks that the label that is
+// added does not conflict with two labels.
 func (c *copier) validLabels(s *sample) bool {
 	if name := c.numericLabel(); name != "" {
 		if p, ok := s.find(name); ok {
@@ -328,8 +329,8 @@ func (c *copier) validLabels(s *sample) bool {
 	return !has || !exported
 }
 
-// numericLabel returns the name of the label that must contain a number in samples of this type (quantile or le), or
-// "".
+// numericLabel returns the name of the label that must contain a number in samples of this type (quantile or le). It
+// returns "" if there is none.
 func (c *copier) numericLabel() string {
 	switch c.numbered {
 	case summary:

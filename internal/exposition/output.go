@@ -2,7 +2,8 @@ package exposition
 
 import "io"
 
-// maxPut is the size of the write buffer. It combines many small pieces: a family of Envoy has a few kilobytes.
+// maxPut is the size of the write buffer. The buffer combines many small pieces, because a family of Envoy has only a
+// few kilobytes.
 const maxPut = 64 << 10
 
 // output is a buffered writer.

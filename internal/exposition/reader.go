@@ -19,7 +19,7 @@ type LimitError struct {
 
 func (e *LimitError) Error() string { return "it has more than " + e.What + "; the rest was dropped" }
 
-// Limits limits the size of a source; 0: no limit.
+// Limits contains limits on the size of a source; 0 means no limit.
 type Limits struct {
 	Bytes    int64
 	Families int
@@ -29,8 +29,8 @@ type Limits struct {
 type visitor interface {
 	// open begins a family. It is called before the family's first sample.
 	open(*family)
-	// sample handles a sample of the current family and reports whether it is valid. suffix is what the sample's name
-	// adds to the family's name.
+	// sample handles a sample of the current family, and reports whether it is valid. suffix is the suffix that the
+	// sample's name adds to the family's name.
 	sample(s *sample, suffix string) (valid bool)
 	// verbatim copies lines at the beginning of text that belong to the current family and are known to be valid. It
 	// returns the number of bytes that it copied.
@@ -47,22 +47,22 @@ type reader struct {
 	limits Limits
 	cut    Cut
 	opens  int // number of opened families
-	// reserved contains name prefixes that the source must not use. refused is the number of its families with such
-	// names.
+	// reserved contains name prefixes that the source must not use. refused is the number of families in the source
+	// whose names have such a prefix.
 	reserved    []string
 	refused     int
 	lastRefused string
 	line        sample
 
-	head    family // current family: its metadata was read, or it was opened
+	head    family // current family, from its HELP, TYPE or UNIT line or from its first sample
 	known   bool   // head is set
 	opened  bool
 	invalid int
 	whole   bool // the line "# EOF" was read
 
-	before []string // name prefixes of families before which reading pauses
+	before []string // prefixes of family names; reading pauses before such a family
 	held   []byte   // the line before which reading paused
-	done   bool     // reading has ended, with the result over
+	done   bool     // reading has ended, and over is the result
 	over   error
 }
 
@@ -121,8 +121,7 @@ func (r *reader) close() {
 	r.known, r.opened = false, false
 }
 
-// readLine handles a comment or a sample. It returns errWaits if the sample begins a family before which reading
-// pauses.
+// readLine handles a comment or a sample. If a sample begins a family before which reading pauses, it returns errWaits.
 func (r *reader) readLine(line []byte) error {
 	start := blanks(line, 0)
 	if start == len(line) {
@@ -165,8 +164,8 @@ func (r *reader) readLine(line []byte) error {
 	return nil
 }
 
-// isReserved reports whether the current family has a reserved name, and counts each such family once. A family is also
-// reserved if only its samples' names have the prefix: a counter "istio" has samples "istio_total".
+// isReserved reports whether the name of the current family is reserved. It counts each such family once. A family is
+// also reserved if only the names of its samples have the prefix: a counter "istio" has samples "istio_total".
 func (r *reader) isReserved() bool {
 	name := r.head.name
 	if !slices.ContainsFunc(r.reserved, func(prefix string) bool { return strings.HasPrefix(name+"_", prefix) }) {
@@ -211,7 +210,7 @@ func (r *reader) describe(keyword string, name, rest []byte) {
 	same := r.known && r.head.header == string(name)
 	switch {
 	case same && r.opened:
-		return // after the family's first sample, or repeated
+		return // the line is repeated, or follows the family's first sample
 	case !same:
 		r.close()
 		named := string(name)
@@ -238,8 +237,8 @@ func (r *reader) describe(keyword string, name, rest []byte) {
 	}
 }
 
-// cleanHelp returns the text of a HELP line with only the escapes that all readers support: \\ and \n. When OpenMetrics
-// is written, quotes are also escaped.
+// cleanHelp returns the text of a HELP line. It contains only the escapes that all readers support: \\ and \n. When
+// OpenMetrics is written, quotes are escaped in addition.
 func cleanHelp(text []byte) string {
 	if len(text) > maxHelp {
 		text = text[:maxHelp]

@@ -7,13 +7,14 @@ import (
 	"unicode/utf8"
 )
 
-// maxLabels limits the labels of a sample, because each label's name is compared with all names before it.
+// maxLabels is the maximum number of labels of a sample. It is limited because the name of each label is compared with
+// all names before it.
 const maxLabels = 128
 
 // span is a part of a line.
 type span struct{ from, to int }
 
-// label contains the position of a label's name, and of its value without quotes.
+// label contains the positions of a label's name and of its value without quotes.
 type label struct{ name, value span }
 
 // sample is a parsed line with a sample. It is reused for each line.
@@ -33,8 +34,8 @@ type sample struct {
 
 func (s *sample) text(p span) []byte { return s.line[p.from:p.to] }
 
-// nameByte classifies the bytes of a name. 1: allowed everywhere. 2: not allowed at the beginning. 4: not allowed in a
-// label's name. 0: never allowed.
+// nameByte classifies each byte: 1 is allowed everywhere in a name, 2 is not allowed at the beginning, 4 is not allowed
+// in a label's name, and 0 is never allowed.
 var nameByte = func() (table [256]uint8) {
 	for c := range table {
 		switch {
@@ -228,7 +229,7 @@ func (s *sample) find(name string) (label, bool) {
 	return label{}, false
 }
 
-// validValue reports whether a value is valid in both formats after appendValue has converted it.
+// validValue reports whether a value is valid in both formats after its conversion by appendValue.
 func validValue(text []byte) bool {
 	if wholeNumber(text, 15) {
 		return true
@@ -259,7 +260,8 @@ func parseFloat(text []byte) (float64, bool) {
 	return v, err == nil
 }
 
-// validTime reports whether a timestamp is valid: whole milliseconds in text format, seconds in OpenMetrics.
+// validTime reports whether a timestamp is valid. In text format it is a whole number of milliseconds, in OpenMetrics a
+// number of seconds.
 func validTime(text []byte, f Format) bool {
 	if f == Text {
 		_, err := strconv.ParseInt(string(text), 10, 64)

@@ -2,15 +2,15 @@ package exposition
 
 import "hash/maphash"
 
-// maxSeries is the maximum number of series that are remembered per source, in 1 MB. Repetitions of further series are
-// not detected.
+// maxSeries is the maximum number of series per source that are stored, which needs 1 MB. Repetitions of further series
+// are not detected.
 const maxSeries = 1 << 16
 
 // seenSeries stores hashes of the series of a source, to detect repeated series. A nil *seenSeries detects none.
 type seenSeries struct {
 	seed maphash.Seed
-	// slots is a hash table with linear probing; 0 is a free slot. It is used for each sample, and needs less memory
-	// than a map.
+	// slots is a hash table with linear probing. 0 is a free slot. It is accessed for each sample, and needs less
+	// memory than a map.
 	slots    []uint64
 	series   int
 	repeated int // number of dropped samples
@@ -23,8 +23,8 @@ func newSeenSeries(wanted bool) *seenSeries {
 	return &seenSeries{seed: maphash.MakeSeed(), slots: make([]uint64, 1<<8)}
 }
 
-// repeats reports whether the series occurred before with the same timestamp, and records it. A series may occur with
-// several timestamps.
+// repeats reports whether the series occurred before with the same timestamp. It records the series. A series may occur
+// with several different timestamps.
 func (h *seenSeries) repeats(series, time []byte) bool {
 	if h == nil {
 		return false

@@ -24,8 +24,8 @@ type spooled struct {
 	written bool
 }
 
-// NewSpool parses the text of a source. The label l is added to its samples when they are written. If it returns an
-// error, the Spool contains the valid part. The text must not change afterwards.
+// NewSpool parses the text of a source. When the samples are written, the label l is added to them. If NewSpool returns
+// an error, the Spool contains the valid part. The caller must not change the text afterwards.
 func NewSpool(text []byte, l Label, s Source) (*Spool, error) {
 	sp := &Spool{label: l, format: s.Format, byName: make(map[string]*spooled), seenSeries: newSeenSeries(s.Once)}
 	r := &reader{in: wholeText(text), format: s.Format, visit: sp, limits: s.Limits, cut: s.Cut, reserved: s.Reserved}
@@ -34,12 +34,12 @@ func NewSpool(text []byte, l Label, s Source) (*Spool, error) {
 	return sp, err
 }
 
-// wholeText returns a lines that reads text without copying it.
+// wholeText returns a lines that reads from text without a copy.
 func wholeText(text []byte) *lines {
 	return &lines{buf: text[:len(text):len(text)], end: len(text), bytes: int64(len(text)), err: io.EOF}
 }
 
-// Result returns the counts of the spool. Call it after Merger.Flush.
+// Result returns the counts of the spool. They are complete after Merger.Flush.
 func (s *Spool) Result() CopyResult {
 	s.result.Repeated = s.seenSeries.count()
 	return s.result
@@ -78,8 +78,8 @@ func (s *Spool) verbatim([]byte, *family) int { return 0 }
 
 func (s *Spool) end() {}
 
-// join writes the samples of the spools for the family f, which was just written. prefix is the prefix with which f was
-// renamed.
+// join writes the spools' samples for the family f, which was just written. prefix is the prefix that was added to the
+// name of f.
 func (m *Merger) join(spools []*Spool, f *family, prefix string) {
 	for _, sp := range spools {
 		if other := sp.byName[f.name]; other != nil && !other.written && other.kind == f.kind && other.plain == f.plain {

@@ -9,8 +9,8 @@ import (
 
 const exported = "exported_"
 
-// Label is added to the samples of a source, to distinguish them from samples of other sources. If a sample already has
-// a label of that name, its label is renamed to exported_<name>.
+// Label is a label that is added to the samples of a source, to distinguish them from those of other sources. If a
+// sample already has a label of that name, that label is renamed to exported_<name>.
 type Label struct{ Name, Value string }
 
 // appendSeries appends the name and labels of a sample to b in the output format.
@@ -97,7 +97,7 @@ func appendMilliseconds(b, seconds []byte) []byte {
 	return strconv.AppendInt(b, int64(math.Round(v*1000)), 10)
 }
 
-// appendValue appends a value, with infinities and NaN in the form that both formats require.
+// appendValue appends a value. It writes infinities and NaN in the form that both formats require.
 func appendValue(b, text []byte) []byte {
 	if c := text[len(text)-1]; (c >= '0' && c <= '9') || c == '.' {
 		return append(b, text...)
@@ -148,7 +148,7 @@ func validUnit(name, unit string) bool {
 // maxExemplar is OpenMetrics' maximum number of characters in an exemplar's labels.
 const maxExemplar = 128
 
-// appendExemplar appends an exemplar, which has the form of a sample without a name. Invalid exemplars are dropped.
+// appendExemplar appends an exemplar, which has the form of a sample without a name. It omits an invalid exemplar.
 func appendExemplar(b, text []byte) []byte {
 	var s sample
 	if !s.parse(append([]byte("x"), text...), OpenMetrics) || s.exemplarPresent || s.loose {

@@ -11,8 +11,8 @@ import (
 	"os"
 )
 
-// fetchError is an error whose text contains no data from the server. It unwraps to the original error, which may quote
-// the server.
+// fetchError is an error whose text contains no data from the server. Unwrap returns the original error, which may
+// quote the server.
 type fetchError struct {
 	text string
 	err  error
@@ -21,15 +21,15 @@ type fetchError struct {
 func (e *fetchError) Error() string { return e.text }
 func (e *fetchError) Unwrap() error { return e.err }
 
-// HideAnswer returns an error of an HTTP client without text that the server sent. Such text is in errors of net/http
-// about malformed responses and redirects, and of crypto/x509 about the names in certificates. The text of an unknown
-// error is replaced by fallback.
+// HideAnswer returns an error of an HTTP client without text that the server sent. Errors of net/http contain such text
+// if a response is malformed or redirects, and errors of crypto/x509 contain names in certificates. For an unknown
+// error, the text is fallback.
 func HideAnswer(err error, fallback string) error {
 	return &fetchError{text: describe(err, fallback), err: err}
 }
 
 func describe(err error, fallback string) string {
-	// The guard's error is checked first, because a net.OpError wraps it.
+	// Check for the guard's error first, because a net.OpError wraps it.
 	if blocked := findBlocked(err); blocked != nil {
 		return blocked.Error()
 	}

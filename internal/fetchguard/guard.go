@@ -27,7 +27,8 @@ var metadata = []netip.Prefix{
 	netip.MustParsePrefix("fd20:ce::254/128"),   // Google
 }
 
-// embedding contains the IPv6 prefixes whose addresses contain an IPv4 address. offset is the index of its first byte.
+// embedding contains the prefixes of IPv6 addresses that contain an IPv4 address. offset is the index of the first byte
+// of the latter.
 var embedding = []struct {
 	prefix netip.Prefix
 	offset int
@@ -38,10 +39,10 @@ var embedding = []struct {
 	{netip.MustParsePrefix("2002::/16"), 2},        // 6to4
 }
 
-// Guard decides from which addresses the program may fetch. The zero value blocks link-local, unspecified, multicast
+// Guard determines from which addresses the program may fetch. The zero value blocks link-local, unspecified, multicast
 // and metadata addresses. It is safe for concurrent use.
 type Guard struct {
-	// Blocked contains further networks to block.
+	// Blocked contains additional networks that are blocked.
 	Blocked []netip.Prefix
 	// NoLoopback blocks loopback addresses, too.
 	NoLoopback bool
@@ -80,8 +81,8 @@ func (g Guard) Control(_ context.Context, _, address string, _ syscall.RawConn) 
 	return g.Check(to.Addr())
 }
 
-// CheckHost checks a host that is reached through an HTTP proxy. Control checks only the proxy's address. A name that
-// this machine cannot resolve is accepted, because the proxy resolves it.
+// CheckHost checks a host to which an HTTP proxy connects. In this case, Control checks only the proxy's address.
+// CheckHost accepts a name that this machine cannot resolve, because the proxy resolves it.
 func (g Guard) CheckHost(ctx context.Context, host string) error {
 	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	if err != nil {

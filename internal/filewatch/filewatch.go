@@ -1,10 +1,10 @@
-// Package filewatch wraps fsnotify's watcher, so that its methods do not block when an error is reported and not yet
-// read.
+// Package filewatch wraps fsnotify's watcher. Unlike that watcher's, its methods do not block while an error has been
+// reported and not been read yet.
 package filewatch
 
 import "github.com/fsnotify/fsnotify"
 
-// Watcher reports changes of files. Read errors from Failures, not from Errors.
+// Watcher reports changes of files. Callers must read errors from Failures instead of Errors.
 type Watcher struct {
 	*fsnotify.Watcher
 	// Failures stores one error. Further errors are dropped until it is read. The channel is never closed.
@@ -20,8 +20,9 @@ func New() (*Watcher, error) {
 	return &Watcher{Watcher: w, Failures: drain(w.Errors)}, nil
 }
 
-// drain reads all errors immediately and stores one. fsnotify holds a lock until its error is read. Without drain, a
-// goroutine that calls another method of the watcher would wait for that lock and could not read the error.
+// drain reads all errors immediately, and stores one. fsnotify has a lock from the time at which it reports an error
+// until the error is read. Without drain, a goroutine that calls another method of the watcher would wait for that
+// lock, and could not read the error.
 func drain(errors <-chan error) <-chan error {
 	kept := make(chan error, 1)
 	go func() {

@@ -1,4 +1,4 @@
-// Package fstimeout calls file systems that may hang, such as NFS, with a timeout.
+// Package fstimeout calls file systems with a timeout, because some may hang, such as NFS.
 package fstimeout
 
 import (
@@ -18,8 +18,8 @@ const (
 	maxCalls = 64
 )
 
-// TimeoutFS calls file systems with a timeout. A call to a hung file system, for example NFS, cannot be cancelled.
-// Until it returns, further calls for the same directory fail immediately. TimeoutFS is safe for concurrent use.
+// TimeoutFS calls file systems with a timeout. A call that hangs cannot be cancelled. Until it returns, further calls
+// for the same directory fail immediately. TimeoutFS is safe for concurrent use.
 type TimeoutFS struct {
 	Timeout time.Duration // default 1 s
 	// OnHang is called when a call times out, and OnResume when a hung call returns. Both may be nil.
@@ -30,9 +30,9 @@ type TimeoutFS struct {
 	slots       chan struct{}
 }
 
-// directory is the state of the calls for one directory, which run one at a time.
+// directory is the state of the calls for one directory. These run one at a time.
 type directory struct {
-	turn  chan struct{} // has one element while a call runs
+	turn  chan struct{} // contains one element while a call runs
 	users int           // running and waiting calls
 	hung  chan struct{} // closed when the running call times out
 }
@@ -44,11 +44,11 @@ func (e HungError) Error() string {
 	return fmt.Sprintf("%s: the file system does not respond", string(e))
 }
 
-// DoFile is Do for the directory of the file at path.
+// DoFile does the same as Do for the directory of the file at path.
 func (d *TimeoutFS) DoFile(path string, do func()) error { return d.Do(filepath.Dir(path), do) }
 
-// Do calls do, which may use the files of dir, and waits until do returns or the timeout elapses. After an error, do
-// may still be running, or may never have started. The caller must not read variables that do writes then.
+// Do calls do, which may use the files in dir, and waits until do returns or the timeout has passed. After an error, do
+// may still be running, or may never have started. In this case, the caller must not read variables that do writes.
 func (d *TimeoutFS) Do(dir string, do func()) error {
 	entry := d.enter(dir)
 	if entry == nil {

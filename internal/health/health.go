@@ -1,5 +1,5 @@
-// Package health defines how each component of the agent reports its health, so that the response to a probe can
-// contain the reason of a failure, its start and the remedy.
+// Package health defines the form in which each component of the agent reports its health. A response to a probe can
+// thus contain the reason of a failure, the time of its start and the remedy.
 package health
 
 import "time"
@@ -8,20 +8,21 @@ import "time"
 type Condition struct {
 	// OK reports whether the component works.
 	OK bool
-	// Reason states what is wrong, or information about a healthy component.
+	// Reason describes the problem. For a healthy component, it may contain other information.
 	Reason string
-	// Remedy states what an operator can do. Empty: nothing but wait.
+	// Remedy describes what an operator can do. If it is empty, the operator can only wait.
 	Remedy string
-	// Since is when the component entered this condition; zero if unknown.
+	// Since is the time at which this condition began; zero if unknown.
 	Since time.Time
-	// Silent means that the component does not respond. On a busy machine this does not imply a failure.
+	// Silent reports whether the component does not respond. On a busy machine, a component that works may not respond
+	// in time.
 	Silent bool
 }
 
 // Healthy is the condition of a healthy component without further information.
 var Healthy = Condition{OK: true}
 
-// Check returns a condition. It must return quickly: a probe waits for it.
+// Check returns a condition. It must return quickly, because a probe waits for it.
 type Check func() Condition
 
 // FromFunc converts a function that returns ok and a reason to a Check.

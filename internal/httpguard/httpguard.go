@@ -1,5 +1,5 @@
 // Package httpguard rejects requests to local HTTP endpoints that a web page of another site may have caused. The page
-// may use DNS rebinding, which the Host header reveals, or a cross-origin request.
+// may use DNS rebinding, which is visible in the Host header, or a cross-origin request.
 package httpguard
 
 import (
@@ -30,10 +30,10 @@ func Handler(next http.Handler, names ...string) http.Handler {
 }
 
 // Check returns an error for a request that a web page of another site may have caused. The Host header must be an IP
-// address, localhost or one of names (ignoring case and port), because an attacker's domain is none of these. An Origin
-// header must contain the same host and port, and Sec-Fetch-Site must not be cross-site. Requests that can change state
-// must also not originate from another port of the same site. Clients that are not browsers do not send these two
-// headers. A request over a unix socket is always accepted, because browsers cannot send one.
+// address, localhost or one of names (ignoring case and port). With DNS rebinding, it contains a domain of the attacker
+// instead. An Origin header must contain the same host and port, and Sec-Fetch-Site must not be cross-site. Requests
+// that can change state must also not originate from another port of the same site. Clients that are not browsers do
+// not send these two headers. A request over a unix socket is always accepted, because browsers cannot send one.
 func Check(r *http.Request, names ...string) error {
 	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && local.Network() == "unix" {
 		return nil
@@ -63,7 +63,7 @@ func isOwnHost(host string, names []string) bool {
 	return slices.ContainsFunc(names, func(name string) bool { return strings.EqualFold(host, strings.TrimSuffix(name, ".")) })
 }
 
-// isOriginOf reports whether an Origin header names the host of a request.
+// isOriginOf reports whether an Origin header contains the host of the request.
 func isOriginOf(origin, host string) bool {
 	u, err := url.Parse(origin)
 	return err == nil && u.Host != "" && strings.EqualFold(u.Host, host)

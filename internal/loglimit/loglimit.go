@@ -14,7 +14,7 @@ type Limiter struct {
 }
 
 // Allow reports whether a line may be logged now. It returns true at most once per interval. unlogged is the number of
-// lines that were suppressed since the last allowed line.
+// lines that were not logged since the last allowed line.
 func (l *Limiter) Allow(now time.Time, interval time.Duration) (unlogged int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

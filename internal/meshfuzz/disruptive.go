@@ -12,7 +12,7 @@ var allEdits = append([]func(*Mesh) (Edit, bool){
 	(*Mesh).shareHost, (*Mesh).editAlias, (*Mesh).editSnippet,
 }, nonDisruptiveEdits...)
 
-// disturb may add a fault, a redirect, a restricted exportTo or another host to a VirtualService.
+// disturb may add one of these to a VirtualService: a fault, a redirect, a restricted exportTo or another host.
 func (m *Mesh) disturb(spec object) {
 	route := spec["http"].([]any)[0].(object)
 	switch m.rand.IntN(8) {
@@ -93,7 +93,7 @@ func (m *Mesh) routeTCP() (Edit, bool) {
 	})
 }
 
-// shareHost edits a ServiceEntry whose host other namespaces or a Service claim, too.
+// shareHost edits a ServiceEntry with a host that other namespaces or a Service have too.
 func (m *Mesh) shareHost() (Edit, bool) {
 	namespace, name := fmt.Sprintf("ns%d", m.rand.IntN(2)), "shared"
 	if m.oneIn(3) {

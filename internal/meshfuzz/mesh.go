@@ -1,4 +1,4 @@
-// Package meshfuzz generates meshes and random valid edits of them, for property tests and benchmarks.
+// Package meshfuzz generates meshes, and random valid edits of these, for property tests and benchmarks.
 package meshfuzz
 
 import (
@@ -51,7 +51,7 @@ func (e Edit) File() string {
 	return strings.ToLower(string(e.Key.Kind)) + "." + e.Key.Namespace + "." + e.Key.Name + ".json"
 }
 
-// Mesh is a generated mesh, including the edits so far. The same seed generates the same edits.
+// Mesh is a generated mesh. It includes the edits so far. The same seed generates the same edits.
 type Mesh struct {
 	o         Options
 	rand      *rand.Rand

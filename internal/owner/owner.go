@@ -1,6 +1,6 @@
 // Package owner changes the owner of files, for an agent that runs as root while its Envoy runs as an unprivileged
-// user. That user is not trusted: the package does not follow symbolic links that the user may have created in place of
-// a file.
+// user. That user is not trusted, so the package does not follow symbolic links that the user may have created in place
+// of a file.
 package owner
 
 import (
@@ -11,7 +11,8 @@ import (
 	"path/filepath"
 )
 
-// Owner is a user and a group. The methods of a nil Owner do not change owners, so files belong to this process's user.
+// Owner is a user and a group. The methods of a nil Owner do not change owners, so files belong to the user of this
+// process.
 type Owner struct{ UID, GID uint32 }
 
 // Chown changes a file's owner. The file must belong to this process's user or to the owner, and must not have further

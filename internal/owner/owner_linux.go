@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// chownChecked changes the owner of a file after checking it. It opens the path first, so that the checked file cannot
-// be replaced before its owner changes.
+// chownChecked checks a file and changes its owner. It opens the path first, so that the file cannot be replaced
+// between the check and the change.
 func chownChecked(path string, o *Owner) error {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -33,8 +33,9 @@ func chownChecked(path string, o *Owner) error {
 	return unix.Fchownat(fd, "", int(o.UID), int(o.GID), unix.AT_EMPTY_PATH)
 }
 
-// needed are the capabilities for running a program as another user and for killing it. The kernel also requires
-// CAP_KILL for the parent-death signal. Without CAP_KILL, the program would survive this process.
+// needed are the capabilities that are necessary to run a program as another user and to kill it. The kernel also
+// requires CAP_KILL for the parent-death signal. Without CAP_KILL, the program would continue to run after this
+// process.
 var needed = []struct {
 	bit  uint
 	name string

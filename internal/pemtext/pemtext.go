@@ -12,8 +12,8 @@ import (
 const begin = "-----BEGIN"
 
 // Blocks returns the PEM blocks of a text. It returns an error if a block is incomplete, because the file is truncated
-// or still being written. encoding/pem skips such a block, so the loss of a trusted root or a revocation list would be
-// unnoticed.
+// or still being written. encoding/pem skips such a block, and a missing root certificate or revocation list would not
+// be noticed.
 func Blocks(text []byte) ([]*pem.Block, error) {
 	var blocks []*pem.Block
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {

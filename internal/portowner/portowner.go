@@ -16,7 +16,7 @@ import (
 // Holder is a process that uses a port.
 type Holder struct {
 	PID int
-	// Command is the command line, shortened; empty if it cannot be read.
+	// Command is the command line, shortened. It is empty if this process cannot read it.
 	Command string
 }
 
@@ -31,10 +31,10 @@ func (h Holder) String() string {
 	return fmt.Sprintf("%s (%s)", h.Command, who)
 }
 
-// ConflictError is the error for an address that is in use. It names the processes that use it, if known.
+// ConflictError is the error if an address is in use. If the processes that use it are known, the error names them.
 type ConflictError struct {
 	Network, Address string
-	// Holders is empty if the process runs as another user or in another container.
+	// Holders is empty if the process that uses the address runs as another user or in another container.
 	Holders []Holder
 	Err     error
 }
@@ -57,8 +57,8 @@ func (e *ConflictError) holderText() string {
 }
 
 // Explain adds the cause and a remedy to the error of a failed net.Listen or net.ListenPacket. If the port is in use,
-// it names the process that uses it. network and addr are the arguments of Listen ("tcp", "127.0.0.1:15020"). For a nil
-// error it returns nil.
+// Explain names the process that uses it. network and addr are the arguments of Listen ("tcp", "127.0.0.1:15020"). If
+// err is nil, it returns nil.
 func Explain(network, addr string, err error) error {
 	switch {
 	case err == nil:
@@ -86,7 +86,7 @@ func holders(network, addr string) []Holder {
 	return lookUp(network, address(host), uint16(port))
 }
 
-// address parses a host. For an empty host or a name it returns the unspecified address, which conflicts with every
+// address parses a host. If the host is empty or a name, it returns the unspecified address, which conflicts with every
 // address.
 func address(host string) netip.Addr {
 	ip, err := netip.ParseAddr(host)

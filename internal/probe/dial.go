@@ -9,14 +9,14 @@ import (
 )
 
 // Probes connect from these source addresses. The redirection rules exempt them, so that a probe reaches the
-// application and not Envoy.
+// application instead of Envoy.
 var (
 	sourceV4 = netip.MustParseAddr("127.0.0.6")
 	sourceV6 = netip.MustParseAddr("::6")
 )
 
-// dial connects from the source address of probes. It resolves localhost to 127.0.0.1 or else ::1, independent of
-// /etc/hosts (RFC 6761).
+// dial connects from the source address of probes. It resolves localhost to 127.0.0.1 or, if that fails, to ::1. It
+// does not use /etc/hosts (RFC 6761).
 func dial(ctx context.Context, network, address string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {

@@ -21,7 +21,7 @@ func (p *Prober) Exec(ctx context.Context, s Spec) error {
 	}
 	ctx, cancel := s.withTimeout(ctx)
 	defer cancel()
-	// The kernel kills the command when the thread that started it exits, so the goroutine stays on its thread.
+	// The kernel kills the command when the thread that started it exits, so the goroutine stays on that thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.CommandContext(ctx, s.Exec.Command[0], s.Exec.Command[1:]...)

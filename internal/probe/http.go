@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// maxBody limits how many bytes of a response body are read and reported. A kubelet has the same limit.
+	// maxBody limits how many bytes of a response body are read and reported. The kubelet has the same limit.
 	maxBody = 10 << 10
 	// maxHeader limits a response's header, in bytes.
 	maxHeader = 64 << 10
@@ -33,13 +33,13 @@ type Request struct {
 
 // Response is an application's response to an HTTP probe.
 type Response struct {
-	// Code is the application's status code, from 200 to 599. A redirect to another host is reported as 200.
+	// Code is the application's status code, from 200 to 599. For a redirect to another host, it is 200.
 	Code int
-	// Body contains the first 10 KiB of the body as received: compressed if the caller accepts compression.
+	// Body contains the first 10 KiB of the body as received. It is compressed if the caller accepts compression.
 	Body []byte
 }
 
-// IsSuccess reports whether a kubelet would treat the response as a success.
+// IsSuccess reports whether the kubelet would treat the response as a success.
 func (a Response) IsSuccess() bool { return a.Code >= 200 && a.Code < 400 }
 
 func newTransport(c Config) *http.Transport {
@@ -47,8 +47,9 @@ func newTransport(c Config) *http.Transport {
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(c.HTTP2)
 	t := &http.Transport{
-		DialContext:            dial,
-		TLSClientConfig:        &tls.Config{InsecureSkipVerify: true}, // a kubelet does not verify it either, and the probe sends no secret
+		DialContext: dial,
+		// The kubelet does not verify it either, and the probe sends no secret.
+		TLSClientConfig:        &tls.Config{InsecureSkipVerify: true},
 		TLSHandshakeTimeout:    10 * time.Second,
 		Protocols:              &protocols,
 		DisableKeepAlives:      !c.KeepAlive,
@@ -72,8 +73,8 @@ func newTransport(c Config) *http.Transport {
 	return t
 }
 
-// sameHost returns a CheckRedirect function that follows up to ten redirects on the same host, as a kubelet does. A
-// redirect to another host is the response of the probe.
+// sameHost returns a CheckRedirect function that follows up to ten redirects on the same host, as the kubelet does. A
+// redirect to another host is itself the response of the probe.
 func sameHost(refuse func(*url.URL) error) func(*http.Request, []*http.Request) error {
 	return func(next *http.Request, via []*http.Request) error {
 		if next.URL.Hostname() != via[0].URL.Hostname() {

@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// oneShotTransport is a transport for plain HTTP that uses each connection for one request, as a kubelet does. It
-// starts no goroutines. The transport of net/http starts two per connection, and they need most of a probe's time and
+// oneShotTransport is a transport for plain HTTP that uses each connection for one request, as the kubelet does. It
+// starts no goroutines. The transport of net/http starts two per connection, which cause most of a probe's time and
 // memory.
 type oneShotTransport struct{}
 
-// oneShotBuffer is the size of the buffers for a request and for a response's header. Longer ones are sent and read in
+// oneShotBuffer is the size of the buffers for a request and for a response's header. Longer ones are sent or read in
 // parts.
 const oneShotBuffer = 1 << 10
 

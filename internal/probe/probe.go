@@ -1,4 +1,4 @@
-// Package probe checks an application's health as a kubelet does: by HTTP, HTTPS, HTTP/2, TCP, gRPC or a command. The
+// Package probe checks an application's health as the kubelet does: by HTTP, HTTPS, HTTP/2, TCP, gRPC or a command. The
 // application is not trusted: the memory for a response is limited, and an application that does not respond cannot
 // delay a probe beyond its timeout.
 package probe
@@ -20,14 +20,14 @@ type Spec struct {
 	TCP  *TCP
 	GRPC *GRPC
 	Exec *Exec
-	// Timeout limits the whole probe, from the connection to the last byte read. Zero: only the caller's context limits
-	// it.
+	// Timeout limits the whole probe, from the connection to the last byte read. If it is zero, only the caller's
+	// context limits the probe.
 	Timeout time.Duration
 }
 
-// HTTP sends a GET request. A status code from 200 to 399 is a success.
+// HTTP is a probe by a GET request. A status code from 200 to 399 is a success.
 type HTTP struct {
-	TLS  bool // use HTTPS; like a kubelet, the prober does not verify the certificate
+	TLS  bool // use HTTPS; like the kubelet, the prober does not verify the certificate
 	Host string
 	Port uint16
 	// Path may contain a query.
@@ -36,20 +36,20 @@ type HTTP struct {
 	Header http.Header
 }
 
-// TCP succeeds when the port accepts a connection.
+// TCP is a probe that succeeds when the port accepts a connection.
 type TCP struct {
 	Host string
 	Port uint16
 }
 
-// GRPC calls the standard health service (grpc.health.v1.Health), without TLS.
+// GRPC is a probe that calls the standard health service (grpc.health.v1.Health), without TLS.
 type GRPC struct {
 	Host    string
 	Port    uint16
 	Service string
 }
 
-// Exec succeeds when the command exits with 0.
+// Exec is a probe that succeeds when the command exits with 0.
 type Exec struct {
 	Command []string
 }
@@ -75,15 +75,16 @@ func (s Spec) String() string {
 
 // Config is the configuration of a Prober.
 type Config struct {
-	// HTTP2 offers HTTP/2 to applications that are probed with HTTPS.
+	// HTTP2 permits HTTP/2 for probes by HTTPS.
 	HTTP2 bool
-	// KeepAlive reuses the connection of an HTTP probe for the next probe. Kubelets do not do that.
+	// KeepAlive keeps the connection of an HTTP probe open for the next probe. The kubelet does not do that.
 	KeepAlive bool
-	// Refuse, if set, returns an error for a redirect to an address on the same host that must not be followed.
+	// Refuse, if set, is called for a redirect to an address on the same host. It returns an error if the redirect must
+	// not be followed.
 	Refuse func(*url.URL) error
 }
 
-// Prober runs probes. It is safe for concurrent use. Between probes, it uses resources only with KeepAlive: idle
+// Prober runs probes. It is safe for concurrent use. Between probes, it uses resources only with KeepAlive, for idle
 // connections.
 type Prober struct {
 	client    *http.Client

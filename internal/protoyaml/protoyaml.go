@@ -1,5 +1,5 @@
-// Package protoyaml decodes YAML strictly into protobuf messages. Its errors name the line, the field, the value and a
-// remedy.
+// Package protoyaml decodes YAML strictly into protobuf messages. An error contains the line, the field, the value and
+// a remedy.
 package protoyaml
 
 import (
@@ -18,11 +18,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
-// Document is a decoded YAML object. Unlike the protobuf message, it shows which fields the author wrote, even with
-// zero values.
+// Document is a decoded YAML object. Unlike the protobuf message, it shows which fields the author wrote, even those
+// with zero values.
 type Document map[string]any
 
-// Section returns the object in a field, or nil.
+// Section returns the object that is stored under name. It returns nil if the value is missing or not an object.
 func (d Document) Section(name string) Document {
 	s, _ := d[name].(map[string]any)
 	return s
@@ -35,8 +35,8 @@ func Unmarshal(text string, into proto.Message) (Document, error) {
 	return unmarshal(text, into, nil)
 }
 
-// UnmarshalKnown is Unmarshal for documents that may use a newer API: it skips unknown fields and returns an error for
-// each of them in unknown.
+// UnmarshalKnown is like Unmarshal, for documents that may use a newer API. It skips unknown fields, and returns an
+// error in unknown for each of them.
 func UnmarshalKnown(text string, into proto.Message) (doc Document, unknown []error, err error) {
 	doc, err = unmarshal(text, into, func(f *fault) { unknown = append(unknown, f.describe(text)) })
 	return doc, unknown, err
@@ -64,7 +64,7 @@ func unmarshal(text string, into proto.Message, unknown func(*fault)) (Document,
 	return doc, nil
 }
 
-// fieldOf returns the field of m with the JSON or proto name key, or nil.
+// fieldOf returns the field of m whose JSON or proto name is key, or nil.
 func fieldOf(m protoreflect.MessageDescriptor, key string) protoreflect.FieldDescriptor {
 	if f := m.Fields().ByJSONName(key); f != nil {
 		return f
@@ -95,7 +95,8 @@ func canonicalValue(value any, m protoreflect.MessageDescriptor, path string, un
 			v[i] = canonicalValue(v[i], m, fmt.Sprintf("%s[%d]", path, i), unknown)
 		}
 	case map[string]any:
-		if m.ParentFile().Package() != "google.protobuf" { // the JSON form of google.protobuf.Struct, for example, does not consist of its fields
+		// The JSON form of google.protobuf.Struct, for example, does not consist of the fields of that message.
+		if m.ParentFile().Package() != "google.protobuf" {
 			canonical(v, m, path+".", unknown)
 		}
 	case string:

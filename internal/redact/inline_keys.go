@@ -6,8 +6,9 @@ import (
 	"sync"
 )
 
-// markEnd returns the end of a private key's PEM mark, for example "-----BEGIN RSA PRIVATE KEY-----". from is the
-// position of its label, after "BEGIN ". The result is negative if the text there is not such a mark.
+// markEnd returns the end of the PEM mark of a private key, for example "-----BEGIN RSA PRIVATE KEY-----". from is the
+// position of the mark's label, after "BEGIN ". The result is negative if the text at from does not belong to such a
+// mark.
 func markEnd(line string, from int) int {
 	at := from
 	for at < len(line) && (line[at] == ' ' || line[at] >= 'A' && line[at] <= 'Z') {
@@ -20,8 +21,8 @@ func markEnd(line string, from int) int {
 	return end
 }
 
-// findMark returns the position of the first PEM mark of a private key that begins with begins ("-----BEGIN " or
-// "-----END "). from is negative if there is none.
+// findMark returns the start and end of the first PEM mark of a private key. begins is the beginning of the mark:
+// "-----BEGIN " or "-----END ". from is negative if there is no mark.
 func findMark(line, begins string) (from, to int) {
 	for at := 0; ; {
 		n := strings.Index(line[at:], begins)
@@ -37,7 +38,8 @@ func findMark(line, begins string) (from, to int) {
 
 // withoutKeys removes the private keys within one line. Their line ends may be encoded in any way, for example as \n.
 // If the end mark of the last key is missing, open is true, and after is the text after its begin mark. It does not use
-// a regular expression, which is a hundred times slower: clients can determine the content of access logs.
+// a regular expression, because that would be a hundred times slower, and clients can determine the content of access
+// logs.
 func withoutKeys(line string) (before, after string, open bool) {
 	var b strings.Builder
 	for {
@@ -55,13 +57,13 @@ func withoutKeys(line string) (before, after string, open bool) {
 	}
 }
 
-// afterMark returns the part of the text after a key's begin mark that may be printed.
+// afterMark returns those parts of the text after a key's begin mark that may be printed.
 func afterMark(after string) string {
 	text := strings.TrimLeft(after, " \t")
 	switch {
-	case trimEnds(after) == "", text[0] == '\\', text[0] == '%': // a key whose line ends are encoded
+	case trimEnds(after) == "", text[0] == '\\', text[0] == '%': // a key with encoded line ends
 		return ""
-	case len(text) < len(after) && pieceAt(text, 0) >= minKey: // a key with spaces instead of line ends
+	case len(text) < len(after) && pieceAt(text, 0) >= minKey: // a key with spaces in place of line ends
 		return ""
 	}
 	return withoutPieces(after)
@@ -77,7 +79,7 @@ func pieceAt(line string, at int) int {
 }
 
 // withoutPieces removes possible parts of a key from the beginning and end of a line, and next to encoded line ends.
-// Several processes write to one log, and their writes can be split anywhere.
+// Several processes write to one log, and the text of one can interrupt that of another at any position.
 func withoutPieces(line string) string {
 	var b strings.Builder
 	for at := 0; at < len(line); {

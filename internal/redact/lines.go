@@ -10,12 +10,12 @@ import (
 const (
 	// maxKeyLines limits the number of lines of a key whose end mark is missing.
 	maxKeyLines = 2000
-	// maxForeignLines limits the number of lines between a key's lines that other threads or processes wrote to the
-	// same log. Envoy writes an access log in blocks of 64 KiB.
+	// maxForeignLines limits the number of lines that other threads or processes wrote to the same log between the
+	// lines of a key. Envoy writes an access log in blocks of 64 KiB.
 	maxForeignLines = 1000
 	// minPiece is the minimum length of a base64 text among a key's lines that is treated as a part of the key. Shorter
-	// texts may be words of a log message. Seven letters of a key reveal 42 bits: for the 256-bit key of an elliptic
-	// curve, 2^107 attempts remain, and they do not help to find an RSA key.
+	// texts may be words of a log message. Seven letters of a key reveal 42 bits. An attacker would still need 2^107
+	// attempts to find a 256-bit key of an elliptic curve. For an RSA key, these bits are of no use.
 	minPiece = 8
 	// minKey is the minimum length of a base64 text after a begin mark and a space that is treated as the beginning of
 	// a key.
@@ -27,8 +27,8 @@ const (
 )
 
 var (
-	// tornMark matches a begin mark that is cut within its last dashes. tornEnd matches an end mark that is cut in the
-	// same way, without its "-----END ".
+	// tornMark matches a begin mark that is interrupted within its last dashes. tornEnd matches an end mark that is
+	// interrupted in the same way, without its "-----END ".
 	tornMark = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^-----BEGIN [A-Z ]*PRIVATE KEY(-{0,4})`) })
 	tornEnd  = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Z ]*PRIVATE KEY(-{0,4})`) })
 	// wholeMark matches a whole mark of any kind of key, such as a public key.
@@ -38,15 +38,18 @@ var (
 // fieldLine matches a line with one field of a multi-line message: protocol buffer text, YAML or JSON.
 var fieldLine = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^\s*(?:- )?"?([A-Za-z0-9_.-]+)"?\s*(:?)\s*(.*)$`) })
 
-// Lines removes secrets from a text that arrives line by line. A secret may extend over several lines: a PEM key, or
-// the value of a field whose name indicates a secret. Use one Lines per text. It is not safe for concurrent use.
+// Lines removes secrets from a text that arrives line by line. A secret may extend over several lines, for example a
+// PEM key, or the value of a field whose name indicates a secret. Each text needs its own Lines. It is not safe for
+// concurrent use.
 type Lines struct {
-	key     int  // number of lines of the current key so far; 0 outside a key
-	torn    int  // number of dashes that are missing at the end of a key's mark, because another process's text follows
+	key int // number of lines of the current key so far; 0 outside a key
+	// Number of dashes that are missing at the end of a key's mark, because the text of another process follows.
+	torn    int
 	foreign int  // number of lines of other processes within the key
-	hidden  int  // indentation of the current secret field plus one; 0: none
+	hidden  int  // indentation of the current secret field plus one; 0 outside a secret field
 	listed  bool // the secret field is a YAML list, whose elements may have the field's own indentation
-	header  int  // indentation of the field that names the current secret header, plus one; 0: none
+	// Indentation of the field that contains the name of the current secret header, plus one; 0 if there is none.
+	header int
 }
 
 // Begin redacts the first line of a message. It ends the fields of the previous message, but not an open key.
@@ -60,7 +63,7 @@ func (l *Lines) Begin(line string) string {
 	return inLine(RedactPatterns(line))
 }
 
-// lastName matches the name of a field at the end of a line if the field's value begins on the next line.
+// lastName matches the name of a field at the end of a line, if the field's value begins in the next line.
 var lastName = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`([A-Za-z0-9_.-]+)\\?"?(?:\s*\{|\s*:\s*[{[|>]?[+-]?)$`)
 })
@@ -124,7 +127,7 @@ func (l *Lines) Key(line string) (rest string, all bool) {
 	return line, false
 }
 
-// tear records a begin mark that is cut within its last dashes by another process's text. The missing dashes may follow
+// tear records a begin mark whose last dashes are interrupted by another process's text. The missing dashes may follow
 // in the same line.
 func (l *Lines) tear(line string) {
 	m := tornMark().FindStringSubmatch(line)
@@ -138,7 +141,8 @@ func (l *Lines) tear(line string) {
 	l.completeMark(line[len(m[0]):])
 }
 
-// redactOutside handles a line outside a key. If the line completes a torn begin mark, the next line belongs to a key.
+// redactOutside handles a line outside of a key. If the line completes a torn begin mark, the next line belongs to a
+// key.
 func (l *Lines) redactOutside(line string) string {
 	switch {
 	case isMarkRest(line):
@@ -203,8 +207,8 @@ func (l *Lines) redactInside(line string) (rest string, all bool) {
 	return withoutPieces(line), false
 }
 
-// isMarkRest reports whether a line ends with the second part of a private key's mark. Another process's text separates
-// it from the first part.
+// isMarkRest reports whether a line ends with the second part of the mark of a private key. The text of another process
+// separates this part from the first part.
 func isMarkRest(line string) bool {
 	return strings.HasSuffix(trimEnds(line), "Y-----") && !wholeMark().MatchString(line)
 }
@@ -304,7 +308,7 @@ func Continues(line string) bool {
 	return ok
 }
 
-// hide redacts a line within a secret field, except for field names, locations and brackets.
+// hide redacts a line within a secret field. It does not redact field names, locations and brackets.
 func hide(line string, indent int) string {
 	if strings.Trim(line[indent:], "{}[],") == "" {
 		return line

@@ -9,8 +9,8 @@ import (
 	"io"
 )
 
-// NodeMetadata copies JSON of Envoy's admin interface and removes the secrets from the metadata of nodes. It copies
-// everything else byte by byte, because programs may depend on Envoy's exact format. It stores one value in memory at a
+// NodeMetadata copies JSON of Envoy's admin interface and removes the secrets from the metadata of nodes. It copies all
+// other bytes unchanged, because programs may depend on Envoy's exact format. It has only one value in memory at a
 // time.
 func NodeMetadata(to io.Writer, from io.Reader) error {
 	var raw bytes.Buffer
@@ -29,10 +29,10 @@ func NodeMetadata(to io.Writer, from io.Reader) error {
 	}
 }
 
-// metadataCopier copies JSON tokens, each with the white space and punctuation before it.
+// metadataCopier copies JSON tokens, each together with the white space and punctuation before it.
 type metadataCopier struct {
 	in *json.Decoder
-	// raw contains the bytes that the decoder has read and that were not yet copied to out. copied is the number of
+	// raw contains the bytes that the decoder has read but that were not copied to out yet. copied is the number of
 	// bytes that were copied.
 	raw    *bytes.Buffer
 	copied int64
@@ -89,7 +89,7 @@ func (c *metadataCopier) endValue() {
 	}
 }
 
-// takeRaw returns the text of the last token and the text between it and the previous token.
+// takeRaw returns the text of the last token, preceded by the text between it and the previous token.
 func (c *metadataCopier) takeRaw() []byte {
 	end := c.in.InputOffset()
 	text := c.raw.Next(int(end - c.copied))

@@ -13,11 +13,11 @@ import (
 	"sync"
 )
 
-// redacted is printed instead of a secret.
+// redacted is printed in place of a secret.
 const redacted = "[redacted]"
 
-// maxJSONDepth limits the nesting of JSON; Envoy's configuration has far fewer levels. maxTextDepth limits the nesting
-// of JSON within strings of JSON.
+// maxJSONDepth limits the nesting of JSON, and is far higher than that of Envoy's configuration. maxTextDepth limits
+// the nesting of JSON within strings in JSON.
 const (
 	maxJSONDepth = 256
 	maxTextDepth = 4
@@ -30,8 +30,8 @@ var secretNames = sync.OnceValue(func() *regexp.Regexp {
 		`|encryption[_-]?key|pwd$|[_.-](pass|auth|psk)$|(?-i:SECRET)`)
 })
 
-// secretTexts matches texts that are recognizable as secrets in any field: keys, tokens, passwords in URLs, and
-// signatures of URLs.
+// secretTexts matches texts that are recognizable as secrets, whatever field they are in: keys, tokens, passwords in
+// URLs, and signatures of URLs.
 var secretTexts = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`(?is)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)` +
 		`|\bbearer [a-z0-9._~+/=-]{8,}|\bbasic [a-z0-9+/=]{8,}|\beyJ[a-z0-9_-]{8,}\.[a-z0-9_-]{8,}\.[a-z0-9_-]*` +
@@ -46,8 +46,8 @@ var secretTexts = sync.OnceValue(func() *regexp.Regexp {
 // locations are fields within a secret that contain its location instead of its value.
 var locations = map[string]bool{"@type": true, "filename": true, "path": true, "watched_directory": true, "provider_name": true, "name": true}
 
-// JSON copies JSON and removes secrets: values of fields and headers whose names indicate a secret, and strings that
-// look like secrets. It stores one value in memory at a time.
+// JSON copies JSON and removes secrets: the values of fields and headers whose names indicate a secret, and strings
+// that look like secrets. It has only one value in memory at a time.
 func JSON(to io.Writer, from io.Reader) error {
 	in := json.NewDecoder(from)
 	in.UseNumber()
@@ -71,7 +71,7 @@ type redactor struct {
 	found     bool
 }
 
-// value copies one value. name is the name of its field. hidden specifies that the value belongs to a secret.
+// value copies one value. name is the name of its field. hidden reports whether the value belongs to a secret.
 func (r *redactor) value(name string, hidden bool, depth int) error {
 	if depth > maxJSONDepth {
 		return fmt.Errorf("nested deeper than %d", maxJSONDepth)
@@ -234,15 +234,16 @@ func RedactPatterns(text string) string {
 	return strings.TrimSpace(secretTexts().ReplaceAllString(text, redacted))
 }
 
-// mayHold reports whether a text may contain a secret: every text that secretTexts matches has one of these substrings.
-// It is a hundred times faster than the regular expression, and Envoy may log thousands of lines per second.
+// mayHold reports whether a text may contain a secret. Every text that secretTexts matches contains one of the
+// substrings for which it searches. It is a hundred times faster than the regular expression, and Envoy may log
+// thousands of lines per second.
 func mayHold(text string) bool {
 	return strings.Contains(text, "-----") || strings.Contains(text, "://") && strings.Contains(text, "@") ||
 		strings.Contains(text, "=") && strings.ContainsAny(text, "?&") || hasBeginning(text) ||
-		strings.Contains(text, "\u017f") // the long s, which a case-insensitive expression matches as s
+		strings.Contains(text, "\u017f") // the long s, which matches s in a case-insensitive expression
 }
 
-// beginnings are the first characters of recognizable credentials, in lower case.
+// beginnings are the first characters of well-known kinds of credentials, in lower case.
 var beginnings = []string{
 	"bearer ", "basic ", "eyj", "akia", "asia", "aiza", "gho_", "ghp_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "xox", "rk_", "sk_", "sk-",
 	"hvb.", "hvs.", "npm_", "dckr_pat_", "ls0tls1crudjtib", // base64 of "-----BEGIN "

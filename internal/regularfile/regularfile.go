@@ -1,5 +1,5 @@
-// Package regularfile reads files that may have been replaced by something else. Opening a pipe would block until a
-// process writes to it, and reading a file of unlimited size would exhaust the memory.
+// Package regularfile reads only regular files, because another kind of file may be in place of the expected one. To
+// open a pipe would block until a process writes to it, and to read a file of unlimited size would exhaust the memory.
 package regularfile
 
 import (

@@ -15,8 +15,8 @@ const maxLinks = 40
 
 // ReadTrusted reads a file that only root or this process's user can change. The file, each directory in its path and
 // each symbolic link must belong to one of these users. Neither the file nor a directory may be writable by its group
-// or by other users, except for directories with the sticky bit. So no other user can change which file the path refers
-// to.
+// or by other users, except for directories with the sticky bit. No other user can therefore change the file to which
+// the path refers.
 func ReadTrusted(path string, maxSize int64) ([]byte, error) {
 	target, err := resolveTrusted(path)
 	if err != nil {

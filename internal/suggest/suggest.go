@@ -9,7 +9,8 @@ func Name(written string, among []string) string {
 	return ClosestWithin(written, among, max(1, len(written)/3))
 }
 
-// ClosestWithin returns the most similar candidate with at most mistakes typing mistakes, or "".
+// ClosestWithin returns the most similar candidate that differs by at most mistakes typing mistakes. It returns "" if
+// there is none.
 func ClosestWithin(written string, among []string, mistakes int) string {
 	best, bestDistance := "", mistakes+1
 	folded := fold(written)

@@ -11,20 +11,20 @@ import (
 	"unicode/utf8"
 )
 
-// Escape returns text as one line in which unprintable characters are replaced by visible escapes such as \u001b:
+// Escape returns text as one line. It replaces unprintable characters by visible escapes such as \u001b. These are
 // control characters, bidirectional controls, invisible characters, line separators and invalid UTF-8.
 func Escape(text string) string {
 	safe, _ := escape(text, false, true)
 	return safe
 }
 
-// EscapeLines is Escape for text of several lines: it does not escape line feeds and tabs.
+// EscapeLines is like Escape for text of several lines, but does not escape line feeds and tabs.
 func EscapeLines(text string) string {
 	safe, _ := escape(text, true, true)
 	return safe
 }
 
-// OneLine is Escape for messages: line ends and tabs are replaced by spaces.
+// OneLine is like Escape for messages, but replaces line ends and tabs by spaces.
 func OneLine(text string) string { return Escape(lineEnds.Replace(text)) }
 
 var lineEnds = strings.NewReplacer("\r\n", " ", "\n", " ", "\t", " ")
@@ -59,7 +59,7 @@ func escape(text string, lines, complete bool) (safe, rest string) {
 	return b.String() + text[start:], ""
 }
 
-// escaped returns the escape of a character. Except for characters above U+FFFF, the escape is also valid in JSON.
+// escaped returns the escape for a character. Unless the character is above U+FFFF, the escape is also valid in JSON.
 func escaped(r rune) string {
 	switch r {
 	case '\n':
@@ -79,14 +79,14 @@ func escaped(r rune) string {
 type Writer struct {
 	out  io.Writer
 	mu   sync.Mutex
-	rest string // incomplete UTF-8 character at the end of the last write
+	rest string // incomplete UTF-8 character at the end of the previous write
 }
 
 // NewWriter returns a Writer that writes to out.
 func NewWriter(out io.Writer) *Writer { return &Writer{out: out} }
 
-// Raw returns the writer under a Writer, for colours and for text that is already escaped. It returns any other writer
-// unchanged.
+// Raw returns the writer to which a Writer writes. It is used for colours and for text that is already escaped. If out
+// is not a Writer, Raw returns it.
 func Raw(out io.Writer) io.Writer {
 	if w, ok := out.(*Writer); ok {
 		return w.out

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// InDir changes the working directory to a temporary directory until the test ends. files are created there; the keys
-// are relative paths.
+// InDir changes the working directory to a temporary directory until the test ends. It creates files there. The keys of
+// the map are relative paths.
 func InDir(t *testing.T, files map[string]string) {
 	t.Helper()
 	dir := t.TempDir()

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// FreePort returns a free TCP port of 127.0.0.1 that FreePort returns to no other test until this test ends. The port
-// is outside the range from which the kernel chooses ports for connections and for listeners at port 0.
+// FreePort returns a free TCP port of 127.0.0.1. It returns this port to no other test until this test ends. The port
+// is outside the range from which the kernel selects ports for connections and for listeners on port 0.
 func FreePort(t testing.TB) int {
 	t.Helper()
 	const first, last = 20000, 32000
@@ -23,8 +23,9 @@ func FreePort(t testing.TB) int {
 	return 0
 }
 
-// reserve reserves a port against tests of this and other processes by binding the UDP port of the same number. It does
-// not use a TCP listener, because a program that is started meanwhile would inherit it for a moment.
+// reserve reserves a port, so that other tests of this and other processes do not use it. It binds the UDP port of the
+// same number. It does not use a TCP listener, because a program that is started meanwhile would inherit the listener
+// for a moment.
 func reserve(t testing.TB, port int) error {
 	address := fmt.Sprintf("127.0.0.1:%d", port)
 	udp, err := net.ListenPacket("udp", address)

@@ -6,8 +6,9 @@ import (
 	"testing"
 )
 
-// Program writes an executable file. No other goroutine can start a program while the file is open. Otherwise the child
-// would inherit the open file for a moment, and the kernel would refuse to run it ("text file busy").
+// Program writes an executable file. While the file is open, no goroutine of this process can start a program.
+// Otherwise the child process would inherit the open file for a moment, and the kernel would refuse to run the program
+// ("text file busy").
 func Program(t testing.TB, path string, text []byte) {
 	t.Helper()
 	syscall.ForkLock.RLock()

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Terminal creates a pseudo-terminal. keys is the side of keyboard and screen, and is closed when the test ends. tty is
-// the side of the program; the caller closes it after the program has started.
+// Terminal creates a pseudo-terminal. keys is the side of the keyboard and screen. It is closed when the test ends. tty
+// is the side of the program. The caller must close it after the program has started.
 func Terminal(t testing.TB) (keys, tty *os.File) {
 	t.Helper()
 	keys, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)

@@ -10,9 +10,9 @@ import (
 // inPrivateMounts is the environment variable that is set in a process with a private mount namespace.
 const inPrivateMounts = "PILOTFISH_TEST_OWN_MOUNTS"
 
-// EnterPrivateMounts returns true if the test runs in a private mount namespace. Otherwise it runs the shell command
-// first and then the test again in a process with such a namespace, and returns false: the caller must then return.
-// Without root privileges, the test is skipped.
+// EnterPrivateMounts returns true if the test runs in a private mount namespace. Otherwise it starts a process with
+// such a namespace, which runs the shell command first and then the test again. It then returns false, and the caller
+// must return. Without root privileges, the test is skipped.
 func EnterPrivateMounts(t *testing.T, first string) bool {
 	t.Helper()
 	if os.Getenv(inPrivateMounts) != "" {

@@ -11,8 +11,8 @@ import (
 // unifiedRoot is the mount point of the cgroup v2 tree on machines that also have cgroup v1.
 const unifiedRoot = "/sys/fs/cgroup/unified"
 
-// JoinPod moves a process into a cgroup that is named like a pod's cgroup of a kubelet, until the test ends. If that is
-// not possible, the test is skipped.
+// JoinPod moves a process into a cgroup whose name is like that of a pod's cgroup, until the test ends. If that is not
+// possible, the test is skipped.
 func JoinPod(t testing.TB, pid int, uid string) {
 	t.Helper()
 	root := unifiedRoot

@@ -1,5 +1,4 @@
-// Package tlspolicy restricts TLS to what a compliance policy allows. The policies are those of Istio's
-// COMPLIANCE_POLICY.
+// Package tlspolicy restricts TLS as a compliance policy requires. The policies are those of Istio's COMPLIANCE_POLICY.
 package tlspolicy
 
 import (
@@ -32,8 +31,8 @@ func (p Policy) Check() error {
 	return fmt.Errorf("%q is not a TLS policy: use one of %s", string(p), strings.Join(Names(), ", "))
 }
 
-// Narrow restricts a TLS configuration to what the policy allows. Go programs cannot select the cipher suites of TLS
-// 1.3. The suite is AES-GCM if both machines have AES hardware, or with GODEBUG=fips140=only.
+// Narrow restricts a TLS configuration as the policy requires. Go programs cannot select the cipher suites of TLS 1.3.
+// The suite is AES-GCM if both machines have AES hardware, or with GODEBUG=fips140=only.
 func (p Policy) Narrow(c *tls.Config) {
 	switch p {
 	case FIPS1402:

@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// ServerCredentials returns gRPC server credentials that accept only connections of users. The kernel's peer
-// credentials identify the user. Rejected connections are logged.
+// ServerCredentials returns gRPC server credentials that accept only connections of these users. They identify the user
+// by the kernel's peer credentials, and log rejected connections.
 func ServerCredentials(users Users, logger *slog.Logger) credentials.TransportCredentials {
 	return &peerCredentials{users: users, logger: logger}
 }
@@ -20,7 +20,7 @@ type peerCredentials struct {
 	logger *slog.Logger
 }
 
-// AuthInfo contains the client process of a connection.
+// AuthInfo contains the process that opened a connection.
 type AuthInfo struct {
 	credentials.CommonAuthInfo
 	Peer

@@ -31,9 +31,9 @@ func NewSecret() string {
 }
 
 // Guard rejects requests without the agent's secret. Only the static clusters of Envoy's bootstrap send it. Peer
-// credentials are not sufficient to identify Envoy's own requests: a route or cluster in Envoy's configuration can
-// forward the request of another client to the socket. The methods of Guard are safe for concurrent use. A nil Guard
-// accepts every request.
+// credentials are not sufficient to identify Envoy's own requests, because a route or cluster in Envoy's configuration
+// can forward the request of another client to the socket. The methods of Guard are safe for concurrent use. A nil
+// Guard accepts every request.
 type Guard struct {
 	// Secret is the required value of the header.
 	Secret string
@@ -44,8 +44,8 @@ type Guard struct {
 	refusals loglimit.Limiter
 }
 
-// Check returns a gRPC status error if the secret is missing and the peer is not exempt. values are the values of
-// SecretHeader. A wrong secret is an error for every peer.
+// Check returns a gRPC status error if the secret is missing and the peer is not exempt. If the secret is wrong, it
+// returns an error for every peer. values contains the values of SecretHeader.
 func (g *Guard) Check(peer Peer, values []string) error {
 	switch {
 	case g == nil, len(values) == 0 && g.IsExempt(peer):

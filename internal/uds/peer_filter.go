@@ -6,8 +6,8 @@ import (
 	"net"
 )
 
-// FilterPeers returns a listener that accepts only connections of users and closes all others. The kernel's peer
-// credentials identify the user. Rejected connections are logged. gRPC servers use ServerCredentials instead.
+// FilterPeers returns a listener that accepts only connections of these users, and closes all others. It identifies the
+// user by the kernel's peer credentials, and logs rejected connections. gRPC servers use ServerCredentials instead.
 func FilterPeers(l net.Listener, users Users, logger *slog.Logger) net.Listener {
 	return &checked{Listener: l, users: users, logger: logger}
 }
@@ -33,7 +33,7 @@ func (c *checked) Accept() (net.Conn, error) {
 	}
 }
 
-// check returns the peer of a connection, and an error if u does not contain the peer's user.
+// check returns the peer of a connection. It returns an error if u does not contain the peer's user.
 func (u Users) check(conn net.Conn) (Peer, error) {
 	peer, err := PeerOf(conn)
 	if err == nil && !u.Allow(peer.UID) {

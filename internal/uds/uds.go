@@ -26,13 +26,13 @@ const maxPath = 107
 const probeTimeout = time.Second
 
 // Listen creates a unix socket with exactly the specified mode, and its directory if it is missing. It replaces a
-// socket file on which no process listens. A socket in use is an error. Closing the listener removes the file, unless
-// another process has replaced it.
+// socket file on which no process listens. If a process listens on it, Listen returns an error. When the listener is
+// closed, it removes the file, unless another process has replaced the file.
 //
-// The socket is created with another name and then renamed, so that the path never has a wider mode.
+// Listen creates the socket with another name and then renames it, so that the file at path never has a wider mode.
 func Listen(path string, mode fs.FileMode) (net.Listener, error) { return ListenFor(nil, path, mode) }
 
-// ListenFor is Listen for a socket whose file belongs to o.
+// ListenFor is like Listen, but the socket's file belongs to o.
 func ListenFor(o *owner.Owner, path string, mode fs.FileMode) (net.Listener, error) {
 	staging := path + ".new"
 	if len(staging) > maxPath {
@@ -120,7 +120,7 @@ func (l *listener) Close() error {
 	return l.UnixListener.Close()
 }
 
-// Addr returns the path to which clients connect. The inner listener's address is the temporary name.
+// Addr returns the path to which clients connect. The address of the embedded listener is the temporary name.
 func (l *listener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "unix"} }
 
 // Users is the set of user IDs whose processes may connect.
@@ -129,7 +129,7 @@ type Users []uint32
 // DefaultUsers returns this process's user, root, and Envoy's user in an injected pod.
 func DefaultUsers() Users { return Users{uint32(os.Geteuid()), 0, ProxyUID} }
 
-// Everyone is an element of Users that allows all users.
+// Everyone is an element of Users that permits all users.
 const Everyone = ^uint32(0)
 
 // Allow reports whether the set contains the user.
