@@ -36,7 +36,7 @@ func (s *search) checkBinary(ctx context.Context, path string, source Source) (B
 	return s.queryVersion(ctx, b)
 }
 
-// checkSupported returns a *TooOldError if the version is known and not supported.
+// checkSupported returns a *TooOldError if the version is known but not supported.
 func (b Binary) checkSupported() error {
 	if b.Version != (Version{}) && b.Version.Compare(MinimumVersion) < 0 {
 		return &TooOldError{Binary: b, Minimum: MinimumVersion}
@@ -44,8 +44,8 @@ func (b Binary) checkSupported() error {
 	return nil
 }
 
-// queryVersion executes the binary to query its version, caches it, and compares it with MinimumVersion. This needs some
-// 30 ms of CPU time.
+// queryVersion executes the binary to query its version, caches the version, and compares it with MinimumVersion. This
+// costs about 30 ms of CPU time.
 func (s *search) queryVersion(ctx context.Context, b Binary) (Binary, error) {
 	limited, cancel := context.WithTimeout(ctx, s.Timeout)
 	defer cancel()
@@ -81,11 +81,11 @@ func (o FindOptions) ConfirmVersion(b Binary, v Version) (Binary, error) {
 	return b, b.checkSupported()
 }
 
-// versionFileSuffix is appended to a binary's path for the path of its version file. A container image can contain this
-// file, with the version or the output of `envoy --version`.
+// versionFileSuffix is the suffix that is appended to a binary's path to form the path of its version file. A container
+// image can contain this file, with the version or the output of `envoy --version`.
 const versionFileSuffix = ".version"
 
-// readVersionFile returns the version in a binary's version file; zero if there is no such file.
+// readVersionFile returns the version in a binary's version file. It returns the zero value if there is no such file.
 func readVersionFile(path string) Version {
 	text, err := regularfile.Read(path+versionFileSuffix, maxVersionOutput)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 )
 
 // credential is a Secret that a DestinationRule specifies for its callers, and the parts of the Secret that one caller
-// needs and may use. The name is empty if the rule has no Secret or does not apply to this caller. For sidecars, only rules with
-// a workloadSelector count.
+// needs and may use. The name is empty if the rule has no Secret or does not apply to this caller. For sidecars, only
+// the Secrets of rules with a workloadSelector are used.
 type credential struct {
 	name                     string
 	certificate, authorities bool
@@ -50,9 +50,9 @@ func (c serviceCluster) resolveCredential(s *snapshot.Snapshot, p *Proxy) creden
 	return credential{name: name, certificate: mutual && v.certificateSecret(name) != nil, authorities: v.caSecret(name) != nil}
 }
 
-// mayCallWith reports whether the proxy may receive a Secret to which a DestinationRule refers. Any account of a namespace can
-// connect as a gateway, so for gateways the account must be that of a known workload that a Gateway selects, or listed in the
-// Secret.
+// mayCallWith reports whether the proxy may receive a Secret to which a DestinationRule refers. Any account of a
+// namespace can connect as a gateway. For gateways, the account must therefore be that of a known workload that a
+// Gateway selects, or the Secret must list it.
 func (v proxyView) mayCallWith(name string) bool {
 	return v.p.Type != Router || v.s.IsAnyGatewayAccount(v.p.Namespace, v.p.ServiceAccount) || !v.isUnlisted(name)
 }

@@ -36,7 +36,7 @@ func (v proxyView) allSecrets(s server) []string {
 }
 
 // WithheldSecrets returns the names of Secrets that a gateway does not receive because of its service account, although
-// a Gateway selects the labels that the gateway claims, or a DestinationRule names them.
+// a Gateway that selects the labels that the gateway reports, or a DestinationRule, refers to them.
 func WithheldSecrets(s *snapshot.Snapshot, p *Proxy) []string {
 	v := newView(s, p)
 	if p.Type != Router || !v.mayHaveSecrets() {

@@ -208,7 +208,7 @@ func (b *batch) expressions(table iptables.Table, r iptables.Rule, v iptables.Ve
 	if err := c.match(r.Match); err != nil {
 		return err
 	}
-	c.addExpression(&expr.Counter{}) // shown to users by nft list table inet pilotfish
+	c.addExpression(&expr.Counter{}) // nft list table inet pilotfish shows the counter to users
 	if err := c.addVerdict(table, v, r.Match); err != nil {
 		return err
 	}
