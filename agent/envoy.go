@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"regexp"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/envoy"
+	"github.com/pilotfish-mesh/pilotfish/internal/logformat"
 	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
 )
 
@@ -261,10 +263,6 @@ func (e *envoySupervisor) options(binary envoy.Binary) envoy.Options {
 	if !e.Config.Identity.IPs[0].Unmap().Is4() {
 		version = "v6"
 	}
-	format := ""
-	if c.LogAsJSON {
-		format = envoy.JSONLogFormat
-	}
 	level, components := e.levels.StartLevels(c.LogLevel, c.ComponentLogLevel)
 	return envoy.Options{
 		Version:               binary.Version,
@@ -275,11 +273,25 @@ func (e *envoySupervisor) options(binary envoy.Binary) envoy.Options {
 		FileFlushMinSizeKB:    int(p.GetFileFlushMinSizeKb()),
 		LogLevel:              level,
 		ComponentLogLevel:     components,
-		LogFormat:             format,
+		LogFormat:             e.logFormat(),
 		Concurrency:           c.Concurrency,
 		EnableCoreDump:        c.CoreDump,
 		LogDeprecations:       c.LogDeprecations,
 	}
+}
+
+// logFormat returns the format of Envoy's log. It returns "" if the user's bootstrap contains a format: Envoy refuses to
+// start with both.
+func (e *envoySupervisor) logFormat() string {
+	for _, custom := range [][]byte{e.Config.Bootstrap.Custom, e.Config.Bootstrap.Override} {
+		if bytes.Contains(custom, []byte("application_log_config")) || bytes.Contains(custom, []byte("applicationLogConfig")) {
+			return ""
+		}
+	}
+	if e.Config.Envoy.LogAsJSON {
+		return logformat.EnvoyJSON
+	}
+	return logformat.EnvoyText
 }
 
 // envoyArgs returns the arguments of an Envoy, and logs options that this version does not support.

@@ -313,7 +313,7 @@ func (r *agentProcess) waitReady() {
 	})
 }
 
-var startedEnvoy = regexp.MustCompile(`msg="Envoy started" pid=(\d+)`)
+var startedEnvoy = regexp.MustCompile(`\tEnvoy started\tpid=(\d+)`)
 
 // startedEnvoys returns the PIDs that the agent has logged at Envoy's starts, in order.
 func (r *agentProcess) startedEnvoys() []int {

@@ -219,7 +219,7 @@ func TestProgressOfALongDrainIsLogged(t *testing.T) {
 	late := r.getSlowly(testTimeout)
 	r.signal(syscall.SIGTERM)
 	r.eventually("the log reports the drain", func() error {
-		if !strings.Contains(r.out.String(), `msg="still draining" requests=1 connections=1 left=9m`) {
+		if !strings.Contains(r.out.String(), "\tstill draining\trequests=1 connections=1 left=9m") {
 			return errors.New("not yet")
 		}
 		return nil

@@ -65,9 +65,6 @@ func (o Options) UnsupportedFlags() []string {
 	return nil
 }
 
-// JSONLogFormat formats each line of Envoy's log as a JSON object with the field names of Istio's agent.
-const JSONLogFormat = `{"level":"%l","time":"%Y-%m-%dT%T.%fZ","scope":"envoy %n","msg":"%j","caller":"%g:%#","thread":"%t"}`
-
 // Args returns the command line without the program name. It passes the same flags as Istio's agent.
 func (o Options) Args() []string {
 	level, components := splitLogLevel(orDefault(o.LogLevel, "warning"), o.ComponentLogLevel)

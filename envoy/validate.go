@@ -37,7 +37,7 @@ func (e *InvalidError) Unwrap() error { return e.Err }
 // Validate runs an Envoy binary to check the bootstrap and the other options. This Envoy does not start listeners. If
 // it rejects the options, the error is an *InvalidError.
 func Validate(ctx context.Context, path string, o Options) error {
-	o.HotRestart = nil
+	o.HotRestart, o.LogFormat = nil, "" // extractError parses Envoy's default format
 	o.Extra = append(o.Extra[:len(o.Extra):len(o.Extra)], "--mode", "validate")
 	ctx, cancel := context.WithTimeout(ctx, validateTimeout)
 	defer cancel()

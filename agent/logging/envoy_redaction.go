@@ -47,7 +47,7 @@ func (w *EnvoyRedactor) redactContinuation(line string) string {
 
 // headerLine parses "'name', 'value'", the line format in which Envoy logs headers.
 func headerLine(line string) (name, value string, ok bool) {
-	rest, ok := strings.CutPrefix(line, "'")
+	rest, ok := strings.CutPrefix(withoutThread(line), "'")
 	if !ok || !strings.HasSuffix(rest, "'") {
 		return "", "", false
 	}
@@ -55,11 +55,22 @@ func headerLine(line string) (name, value string, ok bool) {
 	return name, value, ok
 }
 
-// The start of a log message, in Envoy's default format and in the format of --log_as_json. Between date and time there
-// is a space here, but a T in access logs.
+// withoutThread removes the thread, with which the last line of a message ends in the agent's text format.
+func withoutThread(line string) string {
+	at := strings.LastIndex(line, "\tthread=")
+	if at < 0 {
+		return line
+	}
+	return line[:at]
+}
+
+// The start of a log message, in Envoy's default format, in the agent's text format up to textMark, and in the format of
+// --log_as_json. The default format has a space between date and time, where access logs have a T.
 const (
-	textStart = "[2000-01-02 15:04:05.678]["
-	jsonStart = `{"level":"`
+	defaultStart = "[2000-01-02 15:04:05.678]["
+	textStart    = "2000-01-02T15:04:05.678901Z\t"
+	textMark     = "\tenvoy "
+	jsonStart    = `{"level":"`
 )
 
 // findEnvoyMessage returns the index at which an Envoy log message begins in a line, or -1 if none begins there. The
@@ -68,16 +79,35 @@ func findEnvoyMessage(line string) int {
 	if strings.HasPrefix(line, jsonStart) {
 		return 0
 	}
+	if at := findTextStart(line); at >= 0 {
+		return at
+	}
 	for from := 0; ; {
 		at := strings.IndexAny(line[from:], "[{")
 		if at < 0 {
 			return -1
 		}
 		at += from
-		if isTextStart(line[at:]) || isJSONStart(line[at:]) {
+		if hasForm(line[at:], defaultStart) || isJSONStart(line[at:]) {
 			return at
 		}
 		from = at + 1
+	}
+}
+
+// findTextStart returns the index at which a message in the agent's text format begins, or -1.
+func findTextStart(line string) int {
+	for from := 0; ; {
+		mark := strings.Index(line[from:], textMark)
+		if mark < 0 {
+			return -1
+		}
+		mark += from
+		level := strings.LastIndexByte(line[:mark], '\t') + 1
+		if at := level - len(textStart); at >= 0 && hasForm(line[at:], textStart) {
+			return at
+		}
+		from = mark + 1
 	}
 }
 
@@ -92,11 +122,12 @@ func isJSONStart(text string) bool {
 	return ok && strings.HasPrefix(rest, `,"time":"`)
 }
 
-func isTextStart(text string) bool {
-	if len(text) < len(textStart) {
+// hasForm reports whether text begins like form, with any digits in place of form's.
+func hasForm(text, form string) bool {
+	if len(text) < len(form) {
 		return false
 	}
-	for i, want := range []byte(textStart) {
+	for i, want := range []byte(form) {
 		got := text[i]
 		if '0' <= want && want <= '9' {
 			if got < '0' || got > '9' {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/logformat"
 	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
@@ -158,20 +159,20 @@ func (h *logHandler) Enabled(_ context.Context, level slog.Level) bool {
 func (h *logHandler) Handle(ctx context.Context, r slog.Record) error {
 	if src := r.Source(); src != nil && h.log.callers(h.component) {
 		r = r.Clone()
-		r.AddAttrs(slog.String("caller", fmt.Sprintf("%s/%s:%d", filepath.Base(filepath.Dir(src.File)), filepath.Base(src.File), src.Line)))
+		r.AddAttrs(slog.String(logformat.Caller, fmt.Sprintf("%s/%s:%d", filepath.Base(filepath.Dir(src.File)), filepath.Base(src.File), src.Line)))
 	}
 	if r.Level >= h.log.stack.levelFor(h.component) {
 		r = r.Clone()
-		r.AddAttrs(slog.String("stack", string(debug.Stack())))
+		r.AddAttrs(slog.String(logformat.Stack, string(debug.Stack())))
 	}
 	return h.Handler.Handle(ctx, r)
 }
 
-// WithAttrs returns a handler with the attributes. The attribute "part" sets the component.
+// WithAttrs returns a handler with the attributes. The attribute logformat.Scope sets the component.
 func (h *logHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
 	part := h.component
 	for _, a := range attrs {
-		if a.Key == "part" {
+		if a.Key == logformat.Scope {
 			part = a.Value.String()
 			h.log.mu.Lock()
 			h.log.components[part] = true

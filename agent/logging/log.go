@@ -3,11 +3,12 @@ package logging
 import (
 	"io"
 	"log/slog"
-	"strings"
 	"sync"
 	"sync/atomic"
 
 	"github.com/spf13/pflag"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/logformat"
 )
 
 // Options are the values of the agent's log flags. Istio's agent has the same flags.
@@ -63,18 +64,10 @@ func (o *Options) Open(stdout, stderr io.Writer) (*Log, error) {
 }
 
 func (o *Options) format(w io.Writer) slog.Handler {
-	if !o.JSON {
-		return slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug})
+	if o.JSON {
+		return logformat.NewJSON(w, slog.LevelDebug)
 	}
-	return slog.NewJSONHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: lowerCaseLevel})
-}
-
-// lowerCaseLevel writes levels in lower case like Istio's agent, for tools that read both logs.
-func lowerCaseLevel(groups []string, a slog.Attr) slog.Attr {
-	if level, ok := a.Value.Any().(slog.Level); ok && len(groups) == 0 && a.Key == slog.LevelKey {
-		a.Value = slog.StringValue(strings.ToLower(level.String()))
-	}
-	return a
+	return logformat.NewText(w, slog.LevelDebug)
 }
 
 // Log is the agent's own log. Its levels can be changed at run time. It is safe for concurrent use.

@@ -64,9 +64,9 @@ func TestLogFlagsDecideWhatIsLogged(t *testing.T) {
 		"a scope of no part":  {[]string{"--log_output_level=default:info,wasm:debug"}, "plain-info xds-info", "debug"},
 		"none":                {[]string{"--log_output_level=none"}, "", "error"},
 		"error":               {[]string{"--log_output_level=error"}, "plain-error", "warn"},
-		"caller of a part":    {[]string{"--log_caller=xds"}, "caller=logging/log_test.go", ""},
+		"caller of a part":    {[]string{"--log_caller=xds"}, "xds\tlogging/log_test.go", ""},
 		"stack trace":         {[]string{"--log_stacktrace_level=error"}, "runtime/debug.Stack", ""},
-		"no caller, no stack": {nil, "plain-error", "caller= stack="},
+		"no caller, no stack": {nil, "plain-error", "logging/log_test.go goroutine"},
 		"ignored flag":        {[]string{"--vklog=9"}, "plain-info", "debug"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -79,7 +79,7 @@ func TestLogFlagsDecideWhatIsLogged(t *testing.T) {
 			xds.Debug("xds-debug")
 			xds.Info("xds-info")
 			xds.Warn("xds-warn")
-			for _, want := range strings.Fields(c.want) {
+			for _, want := range strings.Split(c.want, " ") {
 				if !strings.Contains(out.String(), want) {
 					t.Errorf("%q is missing:\n%s", want, out)
 				}
@@ -93,14 +93,14 @@ func TestLogFlagsDecideWhatIsLogged(t *testing.T) {
 	}
 }
 
-func TestLogInJSONHasIstiosLevels(t *testing.T) {
+func TestLogInJSONHasIstiosFields(t *testing.T) {
 	l, out := openLog(t, "--log_as_json")
 	l.With("part", "xds").Warn("lost")
-	var line struct{ Level, Msg, Part, Time string }
+	var line struct{ Level, Msg, Scope, Time string }
 	if err := json.Unmarshal([]byte(out.String()), &line); err != nil {
 		t.Fatal(err)
 	}
-	if line.Level != "warn" || line.Msg != "lost" || line.Part != "xds" || line.Time == "" {
+	if line.Level != "warn" || line.Msg != "lost" || line.Scope != "xds" || line.Time == "" {
 		t.Errorf("%+v", line)
 	}
 }

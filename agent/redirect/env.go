@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/logformat"
 )
 
 // Process is the environment in which the command runs. Tests replace it.
@@ -94,12 +96,12 @@ func (p Process) checkPrivileges(options string) error {
 
 // newLogger returns a logger that writes text or JSON to w.
 func newLogger(w io.Writer, asJSON bool, level string) *slog.Logger {
-	o := &slog.HandlerOptions{}
+	minimum := slog.LevelInfo
 	if strings.Contains(level, "debug") {
-		o.Level = slog.LevelDebug
+		minimum = slog.LevelDebug
 	}
 	if asJSON {
-		return slog.New(slog.NewJSONHandler(w, o))
+		return slog.New(logformat.NewJSON(w, minimum))
 	}
-	return slog.New(slog.NewTextHandler(w, o))
+	return slog.New(logformat.NewText(w, minimum))
 }

@@ -118,7 +118,7 @@ func TestPodsOfAnIstioMeshTalk(t *testing.T) {
 			m.web.accepted(t)
 			m.reviews.accepted(t)
 			for _, p := range []*pod{m.web, m.reviews} {
-				if output := p.output.String(); strings.Contains(output, "level=WARN") || strings.Contains(output, "level=ERROR") {
+				if output := p.output.String(); strings.Contains(output, "\twarn\t") || strings.Contains(output, "\terror\t") {
 					t.Errorf("%s warns of something:\n%s", p.name, output)
 				}
 			}

@@ -92,7 +92,7 @@ func (k *kubelet) deletePod(app container, native bool) (killed bool) {
 	k.pod.signal(k.t, syscall.SIGTERM)
 	if !native {
 		testenv.Eventually(k.t, "the sidecar ends", func() error {
-			if !strings.Contains(k.pod.output.String(), `msg="shutting down"`) {
+			if !strings.Contains(k.pod.output.String(), "\tshutting down") {
 				return errors.New("the sidecar has not logged its shutdown")
 			}
 			return nil

@@ -327,7 +327,7 @@ func TestGRPCApplicationsDoNotDisturbEachOther(t *testing.T) {
 			}
 		}
 	}
-	if log := agent.output.String(); strings.Contains(log, "displace") || strings.Contains(log, "level=WARN") {
+	if log := agent.output.String(); strings.Contains(log, "displace") || strings.Contains(log, "\twarn\t") {
 		t.Errorf("the streams disturb each other:\n%s", log)
 	}
 }
