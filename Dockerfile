@@ -31,6 +31,9 @@ RUN echo "${ENVOY_VERSION}" >/out/envoy.version
 FROM scratch AS cni
 COPY --from=build --chown=0:0 --chmod=0755 /out/pilotfish-cni /out/pilotfish-cni-tombstone /opt/cni/bin/
 COPY --from=build --chown=0:0 --chmod=0755 /out/pilotfish-cni-install /usr/local/bin/pilotfish-cni-install
+# Istio's chart starts the node agent by this name.
+COPY --from=build --chown=0:0 --chmod=0755 /out/pilotfish-cni-install /usr/local/bin/install-cni
+ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 ENTRYPOINT ["/usr/local/bin/pilotfish-cni-install"]
 
 FROM ${ENVOY_IMAGE}

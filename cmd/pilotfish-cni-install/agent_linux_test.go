@@ -97,7 +97,7 @@ func (h *host) start() (stop func() error) {
 	h.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	root := command(h.lookup)
+	root := command("pilotfish-cni-install", h.lookup)
 	root.SetArgs(nil)
 	root.SetErr(h.log)
 	go func() { ended <- root.ExecuteContext(ctx) }()
@@ -390,7 +390,7 @@ func TestUnreachableAPIServerKeepsThePluginInstalled(t *testing.T) {
 	if !strings.Contains(h.log.String(), "pilotfish-cni-install uninstall") {
 		t.Error("the uninstall command is missing")
 	}
-	root := command(h.lookup)
+	root := command("pilotfish-cni-install", h.lookup)
 	root.SetArgs([]string{"uninstall"})
 	if err := root.ExecuteContext(t.Context()); err != nil {
 		t.Fatal(err)

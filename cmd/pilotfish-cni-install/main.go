@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -23,7 +24,7 @@ import (
 func main() {
 	umask.ClearOwnerBits()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	err := command(os.LookupEnv).ExecuteContext(ctx)
+	err := command(filepath.Base(os.Args[0]), os.LookupEnv).ExecuteContext(ctx)
 	stop()
 	if err != nil {
 		fmt.Fprintln(termtext.NewWriter(os.Stderr), "pilotfish-cni-install:", err)
@@ -31,9 +32,9 @@ func main() {
 	}
 }
 
-// command returns the command line. lookup reads the environment.
-func command(lookup func(string) (string, bool)) *cobra.Command {
-	s := &settings{lookup: lookup}
+// command returns the command line of the program with this name. lookup reads the environment.
+func command(name string, lookup func(string) (string, bool)) *cobra.Command {
+	s := &settings{lookup: lookup, asIstio: name == istioName}
 	root := &cobra.Command{
 		Use:   "pilotfish-cni-install",
 		Short: "Run the node agent of the CNI plugin",
@@ -50,7 +51,11 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 			if err := errors.Join(s.resolve(c.Root().PersistentFlags()), s.resolveAPI()); err != nil {
 				return err
 			}
-			return run(c.Context(), s, s.logger(c.ErrOrStderr()))
+			logger := s.logger(c.ErrOrStderr())
+			for _, w := range s.warnings {
+				logger.Warn(w)
+			}
+			return run(c.Context(), s, logger)
 		},
 	}
 	s.register(root.PersistentFlags())

@@ -19,13 +19,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/install"
 	"github.com/pilotfish-mesh/pilotfish/cni/kube"
 	"github.com/pilotfish-mesh/pilotfish/cni/repair"
+	"github.com/pilotfish-mesh/pilotfish/internal/logformat"
 	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 )
 
 // settings contain all flags. Each flag has an environment variable: its name in upper case, with underscores. A flag
 // overrides its variable. Flags of Istio's installer have the same name and meaning.
 type settings struct {
-	lookup func(string) (string, bool)
+	lookup  func(string) (string, bool)
+	asIstio bool // the program was started as install-cni
 
 	binaryDir, resultsDir, confDir    string
 	binDirs                           []string
@@ -36,6 +38,8 @@ type settings struct {
 	skipTLSVerify                     bool
 	runDir                            string
 	logLevel, pluginLogFile           string
+	logOutputLevel                    string
+	logAsJSON                         bool
 	excludeNamespaces                 []string
 	podNamespace, daemonSet           string
 	proxyPort, inboundPort, tunnel    uint16
@@ -58,6 +62,7 @@ type settings struct {
 	level      slog.Level
 	api        kube.Config
 	choice     backends.Choice
+	warnings   []string // settings without effect
 }
 
 func (s *settings) register(f *pflag.FlagSet) {
@@ -65,6 +70,7 @@ func (s *settings) register(f *pflag.FlagSet) {
 	s.registerPlugin(f)
 	s.registerAgent(f)
 	s.registerRepair(f)
+	s.registerIstio(f)
 }
 
 func (s *settings) registerInstall(f *pflag.FlagSet) {
@@ -136,18 +142,22 @@ func (s *settings) resolve(f *pflag.FlagSet) error {
 			errs = append(errs, fmt.Errorf("variable %s: %w", variable(flag.Name), err))
 		}
 	})
-	errs = append(errs, s.resolveLog(), s.resolveModes(f), s.resolveNode(), s.checkPlugin())
+	s.applyIstioDefaults(f)
+	errs = append(errs, s.checkIstioSettings(f), s.resolveLog(), s.resolveModes(f), s.resolveNode(), s.checkPlugin())
 	return errors.Join(errs...)
 }
 
 func (s *settings) resolveLog() error {
-	name := s.logLevel
-	// Istio's log levels have scopes: "default:debug,cni:info".
-	if _, level, scoped := strings.Cut(strings.Split(name, ",")[0], ":"); scoped {
-		name = level
+	name := cmp.Or(istioLevel(s.logOutputLevel), istioLevel(s.logLevel)) // Istio's levels have scopes: default:debug,cni:info
+	switch name {
+	case "fatal":
+		name = "error"
+	case "none":
+		s.level, s.logLevel = slog.LevelError+1, "error"
+		return nil
 	}
 	if err := s.level.UnmarshalText([]byte(name)); err != nil {
-		return fmt.Errorf("log-level %q is not known: use debug, info, warn or error", s.logLevel)
+		return fmt.Errorf("log-level %q is not known: use debug, info, warn or error", cmp.Or(s.logOutputLevel, s.logLevel))
 	}
 	s.logLevel = strings.ToLower(s.level.String())
 	return nil
@@ -236,6 +246,12 @@ func (s *settings) checkPlugin() error {
 }
 
 func (s *settings) logger(out io.Writer) *slog.Logger {
+	switch {
+	case s.logAsJSON:
+		return slog.New(logformat.NewJSON(out, s.level))
+	case s.asIstio:
+		return slog.New(logformat.NewText(out, s.level))
+	}
 	return slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: s.level}))
 }
 
