@@ -50,7 +50,9 @@ func NewText(out io.Writer, level slog.Leveler) *TextHandler {
 }
 
 // Enabled reports whether messages of the level are written.
-func (h *TextHandler) Enabled(_ context.Context, level slog.Level) bool { return level >= h.level.Level() }
+func (h *TextHandler) Enabled(_ context.Context, level slog.Level) bool {
+	return level >= h.level.Level()
+}
 
 // Handle writes one message with a single call of Write.
 func (h *TextHandler) Handle(_ context.Context, r slog.Record) error {
