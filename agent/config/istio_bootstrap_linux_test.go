@@ -56,6 +56,8 @@ var istioDifferences = []struct{ path, reason string }{
 	{`^layered_runtime\..*\.overload\.global_downstream_max_connections$`, "the overload manager enforces the limit"},
 	{`^cluster_manager\.load_stats_config\.grpc_services`, "without a service, Envoy would reject the configuration"},
 	{`^static_resources\.clusters\[xds-grpc\]\.load_assignment\..*pipe\.path$`, "the directory of Istio's test"},
+	{`^node\.metadata\.PILOTFISH_UNPACKS_LABELS$`, "the control plane then packs labels of metrics, which the agent unpacks"},
+	{`^static_resources\.listeners\[0\.0\.0\.0_15090\].*\.route\.(cluster|prefix_rewrite)$`, "the agent serves Envoy's metrics with unpacked labels"},
 	{`^static_resources\.listeners\[0\.0\.0\.0_1509[12]\]`, "a chain for TLS only needs no inspector; the agent compresses these metrics and verifies clients by the mesh's identities"},
 }
 
