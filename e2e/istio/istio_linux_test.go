@@ -118,7 +118,7 @@ func TestPodsOfAnIstioMeshTalk(t *testing.T) {
 			m.web.accepted(t)
 			m.reviews.accepted(t)
 			for _, p := range []*pod{m.web, m.reviews} {
-				if output := p.output.String(); strings.Contains(output, "\twarn\t") || strings.Contains(output, "\terror\t") {
+				if output := p.output.String(); hasWarnings(output) {
 					t.Errorf("%s warns of something:\n%s", p.name, output)
 				}
 			}
@@ -250,4 +250,15 @@ func TestFilterOfAnotherEnvoyIsNamed(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// hasWarnings reports whether a pod's output contains a warning or an error. It ignores the report of Envoys before 1.38
+// about a runtime flag that they do not know. The agent omits the flag if it knows the version before it starts Envoy.
+func hasWarnings(output string) bool {
+	for line := range strings.Lines(output) {
+		if (strings.Contains(line, "\twarn\t") || strings.Contains(line, "\terror\t")) && !strings.Contains(line, "envoy envoy_bug") {
+			return true
+		}
+	}
+	return false
 }
