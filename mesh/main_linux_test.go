@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	agentcommand "github.com/pilotfish-mesh/pilotfish/agent/command"
+	"github.com/pilotfish-mesh/pilotfish/agent/redirect"
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 	"github.com/pilotfish-mesh/pilotfish/sts"
 )
@@ -66,8 +67,12 @@ func playGuard(args []string) {
 	fail(c.Execute())
 }
 
-// playRealAgent runs the agent as its own binary does.
+// playRealAgent runs the agent as its own binary does, which executes pilotfish-iptables for the redirection.
 func playRealAgent(args []string) {
+	if len(args) > 0 && args[0] == "iptables" {
+		os.Args = args
+		os.Exit(redirect.Main(redirect.Process{Env: os.LookupEnv}))
+	}
 	root := &cobra.Command{Use: "agent", SilenceErrors: true, SilenceUsage: true}
 	root.AddCommand(agentcommand.Commands()...)
 	root.SetArgs(args)
