@@ -174,7 +174,7 @@ func runAgent(ctx context.Context, c *config.Config, logger *logging.Log, starte
 	a, err := agent.New(agent.Options{
 		Config: c, Logger: logger.Logger, Log: logger, Started: started,
 		ShortenShutdown: signals.shorten, Drain: signals.drain,
-		EnvoyOutput: logger.WriteEnvoyLine, OnFirstReady: limitProcessors,
+		EnvoyOutput: logger.WriteEnvoyLine, OnFirstReady: processors.Limit, // the start has parallel work
 	})
 	if err != nil {
 		return err
@@ -190,9 +190,6 @@ func runAgent(ctx context.Context, c *config.Config, logger *logging.Log, starte
 	}
 	return err
 }
-
-// limitProcessors limits the agent to one processor once the start, which has parallel work, is over.
-func limitProcessors() { processors.Limit() }
 
 // commandLineWarnings returns a warning for each argument and flag without an effect.
 func commandLineWarnings(cmd *cobra.Command, args []string) []string {

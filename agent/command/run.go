@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pilotfish-mesh/pilotfish/agent"
+	"github.com/pilotfish-mesh/pilotfish/internal/processors"
 )
 
 const runHelp = `Run an application with its proxy: start the proxy, start the application when
@@ -75,7 +76,7 @@ func (o *proxyOptions) run(cmd *cobra.Command, args, argv []string, timeout time
 	}
 	defer log.Close()
 	a, err := agent.New(agent.Options{Config: c, Logger: log.Logger, Log: log, Started: started,
-		EnvoyOutput: log.WriteEnvoyLine, OnFirstReady: limitProcessors})
+		EnvoyOutput: log.WriteEnvoyLine, OnFirstReady: processors.Limit})
 	if err != nil {
 		return err
 	}

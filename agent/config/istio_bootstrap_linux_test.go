@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -21,6 +20,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
 // istioDifferences are the fields in which the bootstrap differs from Istio's on purpose. A path consists of field names,
@@ -61,24 +61,10 @@ var istioDifferences = []struct{ path, reason string }{
 	{`^static_resources\.listeners\[0\.0\.0\.0_1509[12]\]`, "a chain for TLS only needs no inspector; the agent compresses these metrics and verifies clients by the mesh's identities"},
 }
 
-// istioSource returns the directory of Istio's source code, or skips the test.
-func istioSource(t *testing.T) string {
-	t.Helper()
-	cmd := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "istio.io/istio")
-	cmd.Dir = filepath.Join("..", "..", "e2e", "istio", "istiod")
-	cmd.Env = append(os.Environ(), "GOWORK=off", "GOPROXY=off", "GOFLAGS=-mod=mod")
-	out, err := cmd.Output()
-	dir := strings.TrimSpace(string(out))
-	if err != nil || dir == "" {
-		t.Skipf("Istio's source code is not in the module cache (%v); `make istiod` downloads it", err)
-	}
-	return dir
-}
-
 // TestBootstrapDiffersFromIstioOnlyOnPurpose builds the bootstrap for the inputs of Istio's golden bootstraps, which their
 // node metadata contains.
 func TestBootstrapDiffersFromIstioOnlyOnPurpose(t *testing.T) {
-	files, err := filepath.Glob(filepath.Join(istioSource(t), "pkg/bootstrap/testdata/*_golden.json"))
+	files, err := filepath.Glob(filepath.Join(testenv.IstioSource(t), "pkg/bootstrap/testdata/*_golden.json"))
 	if err != nil || len(files) < 20 {
 		t.Fatalf("%d golden bootstraps, %v", len(files), err)
 	}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
 // registeredByIstio are the variables that Istio's agent and its redirection command register, except those with a prefix
@@ -49,7 +51,7 @@ var (
 )
 
 func TestListOfIstioVariablesIsComplete(t *testing.T) {
-	source := istioSource(t)
+	source := testenv.IstioSource(t)
 	found, used := map[string]bool{}, map[string]bool{}
 	for _, dir := range istioDirs {
 		for _, text := range readGoFiles(t, filepath.Join(source, dir)) {

@@ -113,14 +113,7 @@ var (
 )
 
 func TestEveryFlagOfIstiosAgentIsKnown(t *testing.T) {
-	cmd := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "istio.io/istio")
-	cmd.Dir = filepath.Join(testenv.Root(), "e2e", "istio", "istiod")
-	cmd.Env = append(os.Environ(), "GOWORK=off", "GOPROXY=off", "GOFLAGS=-mod=mod")
-	out, err := cmd.Output()
-	dir := strings.TrimSpace(string(out))
-	if err != nil || dir == "" {
-		t.Skipf("Istio's source code is not in the module cache (%v); `make istiod` downloads it", err)
-	}
+	dir := testenv.IstioSource(t)
 	root, err := os.ReadFile(filepath.Join(dir, "cni", "pkg", "cmd", "root.go"))
 	if err != nil {
 		t.Fatal(err)

@@ -16,26 +16,17 @@ var (
 	users int
 )
 
-// Limit limits the program to one processor, except while a caller of UseAll needs more. It returns a function that
-// removes the limit. Further calls have no effect.
-func Limit() (remove func()) {
+// Limit limits the program to one processor, except while a caller of UseAll needs more. Further calls have no effect.
+func Limit() {
 	mu.Lock()
 	defer mu.Unlock()
 	if all != 0 {
-		return func() {}
+		return
 	}
 	all = runtime.GOMAXPROCS(0)
 	if users == 0 {
 		runtime.GOMAXPROCS(1)
 	}
-	return removeLimit
-}
-
-func removeLimit() {
-	mu.Lock()
-	defer mu.Unlock()
-	runtime.GOMAXPROCS(all)
-	all = 0
 }
 
 // UseAll allows the program to use all processors until release is called. Use it for work that runs in parallel for

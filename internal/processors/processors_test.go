@@ -15,12 +15,12 @@ func TestProgramUsesOneProcessorExceptForParallelWork(t *testing.T) {
 	}
 	before := UseAll()
 	expect(4, "without a limit")
-	remove := Limit()
+	Limit()
 	expect(4, "limited during parallel work")
 	before()
 	expect(1, "after the parallel work")
-	Limit()()
-	expect(1, "after a second limit was removed, which had no effect")
+	Limit()
+	expect(1, "after a second limit, which had no effect")
 	first, second := UseAll(), UseAll()
 	expect(4, "two users")
 	first()
@@ -28,8 +28,14 @@ func TestProgramUsesOneProcessorExceptForParallelWork(t *testing.T) {
 	expect(4, "one user left")
 	second()
 	expect(1, "no user left")
-	remove()
+	removeLimit()
 	expect(4, "without the limit")
 	UseAll()()
 	expect(4, "after parallel work without a limit")
+}
+
+// removeLimit restores the state before Limit, for other tests of the program.
+func removeLimit() {
+	runtime.GOMAXPROCS(all)
+	all = 0
 }
