@@ -18,6 +18,7 @@ func TestEnvoyStartsBeforeItsVersionIsKnown(t *testing.T) {
 	program := s.program(t, "envoy", fmt.Sprintf("#!/bin/sh\necho \"$1\" >>%s\nexec %s \"$@\"\n", calls, testenv.Envoy(t)))
 	s.env = append(s.env, "ENVOY_PATH="+program, "XDG_CACHE_HOME="+cache)
 	r := s.startReady(t)
+	r.waitOutput("Envoy reported its version")
 	for _, want := range []string{"Envoy reported its version", "version=" + testenv.EnvoyVersion} {
 		if len(linesWith(r.out.String(), want)) != 1 {
 			t.Errorf("the log does not contain %q exactly once:\n%s", want, r.out)
@@ -44,6 +45,7 @@ func TestVersionFileIsVerified(t *testing.T) {
 	s.write(t, "envoy.version", "\nenvoy  version: 0/1.37.5/Clean/RELEASE/BoringSSL\n")
 	s.env = append(s.env, "ENVOY_PATH="+program, "XDG_CACHE_HOME="+t.TempDir())
 	r := s.startReady(t)
+	r.waitOutput(" advisories=") // the last line about the version
 	for _, want := range []string{"starting Envoy\tpath=" + program + " version=1.37.5", "another version than its version file", "version=1.36.4 advisories="} {
 		if len(linesWith(r.out.String(), want)) != 1 {
 			t.Errorf("the log does not contain %q exactly once:\n%s", want, r.out)

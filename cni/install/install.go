@@ -33,6 +33,8 @@ type Installer struct {
 	known  []byte            // content of the kubeconfig that was written last
 	// failures is the number of consecutive attempts that failed and were rolled back.
 	failures int
+	// warnedOfWatch is whether the log contains the warning that files cannot be watched.
+	warnedOfWatch bool
 
 	mu        sync.Mutex
 	condition health.Condition

@@ -17,23 +17,25 @@ import (
 // files periodically, because notifications can be lost, for example when a file system is mounted over a watched
 // directory. It does not uninstall.
 func (in *Installer) Run(ctx context.Context) error {
-	watch := in.newWatch()
-	defer watch.close()
 	installed := false // whether this process has installed the plugin completely at least once
 	for {
-		watch.renew()
-		wait := in.round(installed)
-		installed = installed || in.Health().OK
-		if wait > 0 {
-			if err := in.waitOut(ctx, wait); err != nil {
-				return err
-			}
-			continue
-		}
-		if err := watch.next(ctx); err != nil {
+		if err := in.installAndWait(ctx, &installed); err != nil {
 			return err
 		}
 	}
+}
+
+// installAndWait calls Install once, and waits until the next call is due. Each call has watches of its own, because a
+// watched directory may be replaced: then a reused watch could miss changes of the new directory.
+func (in *Installer) installAndWait(ctx context.Context, installed *bool) error {
+	watch := in.newWatch()
+	defer watch.close()
+	wait := in.round(*installed)
+	*installed = *installed || in.Health().OK
+	if wait > 0 {
+		return in.waitOut(ctx, wait)
+	}
+	return watch.next(ctx)
 }
 
 // round calls Install once. It returns the minimum delay before the next round; 0 means to wait for the next file
@@ -152,23 +154,26 @@ func (in *Installer) newWatch() *watch {
 	w := &watch{in: in}
 	var err error
 	if w.notify, err = filewatch.New(); err != nil {
+		w.notify = nil
+		if in.warnedOfWatch {
+			return w
+		}
+		in.warnedOfWatch = true
 		in.config.Logger.Warn("cannot watch the CNI configuration for changes; it is checked only periodically", "every", in.config.Recheck,
 			"error", err, "remedy", "raise fs.inotify.max_user_instances")
-		w.notify = nil
+		return w
 	}
+	w.addDirectories()
 	return w
 }
 
-// renew adds watches for the directories that exist now, because a watched directory may have been replaced.
-func (w *watch) renew() {
-	if w.notify == nil {
-		return
-	}
+// addDirectories watches the directories that exist now.
+func (w *watch) addDirectories() {
 	c := &w.in.config
 	dirs := append([]string{c.ConfDir}, c.BinDirs...)
 	if c.Kubeconfig != "" {
-		_ = os.MkdirAll(filepath.Dir(c.Kubeconfig), 0o755) // a directory that does not exist cannot be watched
-		dirs = append(dirs, filepath.Dir(c.Kubeconfig), filepath.Dir(c.TokenFile))
+		w.createAndAdd(filepath.Dir(c.Kubeconfig))
+		dirs = append(dirs, filepath.Dir(c.TokenFile))
 	}
 	if c.Binary != "" {
 		dirs = append(dirs, filepath.Dir(c.Binary))
@@ -178,6 +183,16 @@ func (w *watch) renew() {
 	}
 	for _, dir := range dirs {
 		_ = w.notify.Add(dir) // if this fails, the periodic checks remain
+	}
+}
+
+// createAndAdd creates a directory, because one that does not exist cannot be watched, and watches it. It tries again if
+// another program removes the directory in between.
+func (w *watch) createAndAdd(dir string) {
+	for range 3 {
+		if os.MkdirAll(dir, 0o755) != nil || !errors.Is(w.notify.Add(dir), fs.ErrNotExist) {
+			return // after other failures, the periodic checks remain
+		}
 	}
 }
 
