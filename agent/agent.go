@@ -155,6 +155,9 @@ func (a *Agent) makeComponents() ([]component, error) {
 	if err != nil {
 		return nil, err
 	}
+	if a.wasm != nil {
+		a.wasm.ReportMissing(relay.ReportDegradation)
+	}
 	a.relay = relay
 	a.handleXDS(relay)
 	components := []component{

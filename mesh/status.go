@@ -105,6 +105,7 @@ const (
 	ConfigInSync       ConfigState = "in sync"
 	ConfigPending      ConfigState = "pending"
 	ConfigRejected     ConfigState = "rejected"
+	ConfigDegraded     ConfigState = "degraded" // the proxy does not serve as its configuration specifies
 	ConfigDisconnected ConfigState = "not connected"
 )
 

@@ -136,6 +136,9 @@ func clientConfig(c xds.ClientStatus) ConfigStatus {
 	if c.InSync {
 		s.State = ConfigInSync
 	}
+	if c.Degraded != "" {
+		s.State, s.Reason = ConfigDegraded, c.Degraded
+	}
 	for _, t := range c.Types {
 		if t.Rejected != nil {
 			s.State = ConfigRejected

@@ -69,8 +69,8 @@ func countProblems(problems []config.Problem) string {
 func (i InstanceStatus) writeRow(w io.Writer, now time.Time) {
 	mark, app := "✗", "-"
 	switch {
-	case i.Ready && i.Config.State == ConfigRejected:
-		mark = "!" // the proxy serves, but with its last accepted configuration
+	case i.Ready && (i.Config.State == ConfigRejected || i.Config.State == ConfigDegraded):
+		mark = "!" // the proxy serves, but not with its newest configuration
 	case i.Ready:
 		mark = "✓"
 	}

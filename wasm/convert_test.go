@@ -1,6 +1,7 @@
 package wasm
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -203,6 +204,8 @@ func FuzzRewrite(f *testing.F) {
 func TestUnavailableModuleIsFetchedAgain(t *testing.T) {
 	o := serve(t, fails(http.StatusNotFound))
 	m := running(t, func(c *Config) { c.RetryInterval = time.Millisecond })
+	var reported string
+	m.ReportMissing(func(reason string) { reported = reason })
 	filter := func() [][]byte {
 		return [][]byte{extension(t, "named", packed(t, &httpwasmv3.Wasm{Config: plugin(o.URL+"/m.wasm", "nil", nil)}))}
 	}
@@ -221,6 +224,9 @@ func TestUnavailableModuleIsFetchedAgain(t *testing.T) {
 	if err := again[0](context.Background()); err != nil || o.requests.Load() != 4 {
 		t.Errorf("after %d requests: %v", o.requests.Load(), err)
 	}
+	if reported != "" {
+		t.Errorf("reported after the fetch: %q", reported)
+	}
 	all = filter()
 	if again, err = m.Rewrite(context.Background(), all); err != nil || again[0] != nil || strings.Contains(string(all[0]), "rbac") {
 		t.Errorf("%q, %v: want the module", all[0], err)
@@ -230,15 +236,23 @@ func TestUnavailableModuleIsFetchedAgain(t *testing.T) {
 func TestWaitForModuleEndsWithContext(t *testing.T) {
 	o := serve(t, fails(http.StatusNotFound))
 	m := running(t, func(c *Config) { c.RetryInterval = time.Hour })
+	var reported string
+	m.ReportMissing(func(reason string) { reported = reason })
 	again, err := m.Rewrite(context.Background(), [][]byte{
 		extension(t, "none", packed(t, &httpwasmv3.Wasm{Config: plugin(o.URL, "nil", nil)})),
 		extension(t, "blocked", packed(t, &httpwasmv3.Wasm{Config: plugin("http://169.254.169.254/", "nil", nil)})),
 	})
-	if err != nil || again[0] == nil || again[1] != nil {
-		t.Fatalf("%v: want a retry for unavailable modules only", err)
+	if err != nil || again[0] == nil || again[1] == nil {
+		t.Fatalf("%v: want a retry for both", err)
+	}
+	for _, name := range []string{"none", "blocked"} {
+		if want := "the Wasm module of filter " + name + " cannot be fetched, so all requests are refused (fail policy): "; !strings.Contains(reported, want) {
+			t.Errorf("reported: %q, want %q", reported, want)
+		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error)
+	go func() { ended <- cmp.Or(again[1](ctx), again[0](ctx)) }()
 	go func() { ended <- again[0](ctx) }()
 	testenv.Eventually(t, "one filter waits for its module", func() error {
 		if n := testutil.ToFloat64(m.metrics.waiting); n != 1 {
@@ -247,8 +261,13 @@ func TestWaitForModuleEndsWithContext(t *testing.T) {
 		return nil
 	})
 	cancel()
-	if err := <-ended; err == nil || testutil.ToFloat64(m.metrics.waiting) != 0 {
-		t.Errorf("%v: want the error of the canceled context", err)
+	for range 2 {
+		if err := <-ended; err == nil {
+			t.Error("no error after the context was canceled")
+		}
+	}
+	if n := testutil.ToFloat64(m.metrics.waiting); n != 0 || reported != "" {
+		t.Errorf("%v filters wait, reported: %q", n, reported)
 	}
 }
 

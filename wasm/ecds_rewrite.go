@@ -183,9 +183,7 @@ func (m *Modules) convert(ctx context.Context, f *filter) (resource []byte, retr
 		}
 		m.countConversion(resultFetch)
 		m.log.Error("a filter's module cannot be fetched; until it can, "+f.describePlaceholder(), "filter", f.resource.GetName(), "error", err)
-		if !errors.Is(err, fetchguard.ErrBlocked) {
-			retry = func(ctx context.Context) error { return m.waitForModule(ctx, module) }
-		}
+		retry = m.retryMissing(f, module, err, errors.Is(err, fetchguard.ErrBlocked))
 		f.replace()
 		resource, err = proto.Marshal(f.resource)
 		return resource, retry, err

@@ -63,12 +63,14 @@ type Modules struct {
 	// because the next stream needs the same module.
 	fetchContext  context.Context
 	cancelFetches context.CancelCauseFunc
-	used          chan struct{} // closed when the first module is requested
+	reportMissing func(reason string) // see ReportMissing; nil if not set
+	used          chan struct{}       // closed when the first module is requested
 	once          sync.Once
 
 	mu      sync.Mutex
 	calls   map[fetchKey]*call
-	served  map[string]string // Module.Version of the last returned module, by Module.Resource
+	missing map[string]*missingModule // filters with placeholders, by name
+	served  map[string]string         // Module.Version of the last returned module, by Module.Resource
 	running sync.WaitGroup
 }
 
@@ -92,7 +94,7 @@ func New(c Config) (*Modules, error) {
 	}
 	m := &Modules{
 		config: c, log: c.Logger, store: newStore(&c), metrics: newMetrics(), used: make(chan struct{}),
-		calls: map[fetchKey]*call{}, served: map[string]string{},
+		calls: map[fetchKey]*call{}, missing: map[string]*missingModule{}, served: map[string]string{},
 	}
 	m.fetchContext, m.cancelFetches = context.WithCancelCause(context.Background())
 	return m, m.metrics.register(c.Metrics, m.store)

@@ -16,8 +16,13 @@ import (
 // healthType is the type URL of health reports of VM workloads in Istio.
 const healthType = "type.googleapis.com/istio.v1.HealthInformation"
 
-// appHealth is the application's health, which the relay reports to the control plane. The zero value reports nothing.
-type appHealth struct {
+// DegradationType is the type URL of reports that the proxy serves, but not as its configuration specifies. Only control
+// planes that list the type in OfferHeader receive them.
+const DegradationType = "type.googleapis.com/pilotfish.v1.Degradation"
+
+// reportedHealth is the health of the application or the proxy, which the relay reports to the control plane. The zero
+// value reports nothing.
+type reportedHealth struct {
 	mu      sync.Mutex
 	report  healthReport
 	changed chan struct{} // closed at the next change; nil while no goroutine waits for one
@@ -34,21 +39,36 @@ type healthReport struct {
 // reason. The relay sends a report when the health changes, and once on each new stream. It sends the first report
 // after Envoy's first request for listeners, because control planes do not know the proxy before that request.
 // ReportHealth never blocks.
-func (r *Relay) ReportHealth(healthy bool, message string) { r.appHealth.set(healthy, message) }
+func (r *Relay) ReportHealth(healthy bool, message string) {
+	report := newHealthReport(healthy, message)
+	// A new message for the same health is ignored. The error text of a probe may contain a port that differs each time,
+	// and each probe would then cause a report.
+	r.appHealth.set(report, func(last healthReport) bool { return last.healthy == healthy })
+}
 
-// set stores the health if it has changed. It ignores a new message for the same health. The error text of a probe may
-// contain a port that differs each time, and each probe would then cause a report.
-func (h *appHealth) set(healthy bool, message string) {
+// ReportDegradation reports to the control plane that the proxy does not serve as its configuration specifies. An empty
+// reason ends the condition. ReportDegradation never blocks.
+func (r *Relay) ReportDegradation(reason string) {
+	report := newHealthReport(reason == "", reason)
+	r.degradation.set(report, func(last healthReport) bool { return last == report })
+}
+
+func newHealthReport(healthy bool, message string) healthReport {
+	if healthy {
+		return healthReport{known: true, healthy: true}
+	}
+	// Protobuf strings must be UTF-8, but the application's output may not be.
+	return healthReport{known: true, message: strings.ToValidUTF8(message[:min(len(message), wire.MaxString)], "\uFFFD")}
+}
+
+// set stores a report, unless isSame reports that the last report is equivalent.
+func (h *reportedHealth) set(report healthReport, isSame func(last healthReport) bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.report.known && h.report.healthy == healthy {
+	if h.report.known && isSame(h.report) {
 		return
 	}
-	h.report = healthReport{known: true, healthy: healthy}
-	if !healthy {
-		// Protobuf strings must be UTF-8, but the application's output may not be.
-		h.report.message = strings.ToValidUTF8(message[:min(len(message), wire.MaxString)], "\uFFFD")
-	}
+	h.report = report
 	if h.changed != nil {
 		close(h.changed)
 		h.changed = nil
@@ -56,7 +76,7 @@ func (h *appHealth) set(healthy bool, message string) {
 }
 
 // current returns the report, and a channel that is closed at the next change.
-func (h *appHealth) current() (healthReport, <-chan struct{}) {
+func (h *reportedHealth) current() (healthReport, <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.changed == nil {
@@ -66,14 +86,14 @@ func (h *appHealth) current() (healthReport, <-chan struct{}) {
 }
 
 // encode returns the report as a discovery request. Istio's control plane interprets error_detail as "unhealthy".
-func (r healthReport) encode(v wire.Variant) (*wire.Message, error) {
+func (r healthReport) encode(v wire.Variant, typeURL string) (*wire.Message, error) {
 	var detail *rpcstatus.Status
 	if !r.healthy {
 		detail = &rpcstatus.Status{Code: int32(codes.Internal), Message: r.message}
 	}
-	var m proto.Message = &discoveryv3.DiscoveryRequest{TypeUrl: healthType, ErrorDetail: detail}
+	var m proto.Message = &discoveryv3.DiscoveryRequest{TypeUrl: typeURL, ErrorDetail: detail}
 	if v == wire.Delta {
-		m = &discoveryv3.DeltaDiscoveryRequest{TypeUrl: healthType, ErrorDetail: detail}
+		m = &discoveryv3.DeltaDiscoveryRequest{TypeUrl: typeURL, ErrorDetail: detail}
 	}
 	data, err := proto.Marshal(m)
 	if err != nil {
@@ -82,27 +102,29 @@ func (r healthReport) encode(v wire.Variant) (*wire.Message, error) {
 	return &wire.Message{Data: mem.BufferSlice{mem.SliceBuffer(data)}}, nil
 }
 
-// healthReporter reports the application's health on one upstream stream.
+// healthReporter sends the reports of one type on one upstream stream.
 type healthReporter struct {
 	relay    *Relay
+	source   *reportedHealth
+	typeURL  string
 	proto    wire.Variant
 	stream   grpc.ClientStream
 	lastSent healthReport
 }
 
-// report sends a changed report. It returns a channel that is closed at the next change. Before Envoy's first request
-// for listeners, it sends nothing and returns nil.
-func (h *healthReporter) report(listening bool) (<-chan struct{}, error) {
-	if !listening {
+// report sends a changed report. It returns a channel that is closed at the next change. Unless enabled is true, it
+// sends nothing and returns nil.
+func (h *healthReporter) report(enabled bool) (<-chan struct{}, error) {
+	if !enabled {
 		return nil, nil
 	}
-	report, changed := h.relay.appHealth.current()
+	report, changed := h.source.current()
 	if report == h.lastSent {
 		return changed, nil
 	}
-	f, err := report.encode(h.proto)
+	f, err := report.encode(h.proto, h.typeURL)
 	if err != nil {
-		h.relay.log.Error("the application's health cannot be reported", "error", err)
+		h.relay.log.Error("a health report cannot be sent", "type", h.typeURL, "error", err)
 		return changed, nil
 	}
 	defer f.Free()
@@ -110,6 +132,6 @@ func (h *healthReporter) report(listening bool) (<-chan struct{}, error) {
 		return nil, err
 	}
 	h.lastSent = report
-	h.relay.log.Info("reported the application's health to the control plane", "healthy", report.healthy, "message", report.message)
+	h.relay.log.Info("reported health to the control plane", "type", h.typeURL, "healthy", report.healthy, "message", report.message)
 	return changed, nil
 }

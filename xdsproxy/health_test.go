@@ -7,6 +7,7 @@ import (
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
@@ -112,4 +113,46 @@ func TestHealthIsReportedAfterReconnect(t *testing.T) {
 	cp.listen(t, address, nil)
 	// The control plane has never answered, so Envoy's stream continues, and its requests are sent again.
 	expectReceived(t, heard, "Listener", "healthy")
+}
+
+// TestDegradationIsReportedToControlPlanesThatAcceptIt, at each change of the reason.
+func TestDegradationIsReportedToControlPlanesThatAcceptIt(t *testing.T) {
+	for name, offers := range map[string][]string{"offered": {"other", DegradationType}, "not offered": {"other"}} {
+		t.Run(name, func(t *testing.T) {
+			heard := make(chan string, 100)
+			cp := &fakeControlPlane{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+				if err := s.SendHeader(metadata.MD{OfferHeader: offers}); err != nil {
+					return err
+				}
+				for {
+					r, err := s.Recv()
+					if err != nil {
+						return err
+					}
+					if r.GetTypeUrl() == DegradationType {
+						heard <- "degraded: " + r.GetErrorDetail().GetMessage()
+					} else {
+						heard <- formatRequest(r.GetTypeUrl(), r.GetErrorDetail().GetCode(), r.GetErrorDetail().GetMessage())
+					}
+				}
+			}}
+			address, _ := cp.listen(t, "127.0.0.1:0", nil)
+			relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
+			relay.ReportDegradation("one")
+			stream := sotwStream(t, relay)
+			send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: listenerType})
+			if name == "offered" {
+				expectReceived(t, heard, "Listener", "degraded: one")
+				relay.ReportDegradation("two")
+				expectReceived(t, heard, "degraded: two")
+				relay.ReportDegradation("two")
+				relay.ReportDegradation("")
+				expectReceived(t, heard, "degraded: ")
+			} else {
+				expectReceived(t, heard, "Listener")
+			}
+			send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: listenerType, ResourceNames: []string{"x"}})
+			expectReceived(t, heard, "Listener")
+		})
+	}
 }

@@ -158,12 +158,12 @@ func orDefault[T int | time.Duration](d *T, value T) {
 
 // Relay relays the stream of one Envoy to a control plane. Its methods are safe for concurrent use.
 type Relay struct {
-	config     Config
-	log        *slog.Logger
-	tracker    *statusTracker
-	upstream   *upstream
-	appHealth  appHealth
-	localTypes map[string]LocalType
+	config                 Config
+	log                    *slog.Logger
+	tracker                *statusTracker
+	upstream               *upstream
+	appHealth, degradation reportedHealth
+	localTypes             map[string]LocalType
 	// store stores the last accepted configuration while Run runs; nil if that is not configured. lastGoodServed counts
 	// how often an Envoy received the last accepted configuration.
 	store          atomic.Pointer[lastgood.Store]

@@ -81,7 +81,9 @@ func (a *upstreamStream) sendRequests() {
 	if !a.sendAll(a.tapAll(a.initialRequests())) {
 		return
 	}
-	health := healthReporter{relay: a.relay, proto: a.proto, stream: a.stream}
+	health := healthReporter{relay: a.relay, source: &a.relay.appHealth, typeURL: healthType, proto: a.proto, stream: a.stream}
+	degradation := healthReporter{relay: a.relay, source: &a.relay.degradation, typeURL: DegradationType, proto: a.proto, stream: a.stream}
+	acceptsDegradation := false
 	locals := a.relay.buildLocalRequests(a.proto, func(l LocalType) bool { return !l.Offered })
 	offers := a.receiveOffers()
 	for {
@@ -97,10 +99,15 @@ func (a *upstreamStream) sendRequests() {
 		if err != nil {
 			return
 		}
+		degraded, err := degradation.report(listening && acceptsDegradation)
+		if err != nil {
+			return
+		}
 		select {
 		case <-changed:
+		case <-degraded:
 		case offered := <-offers:
-			offers = nil
+			offers, acceptsDegradation = nil, slices.Contains(offered, DegradationType)
 			locals = append(locals, a.relay.buildLocalRequests(a.proto, func(l LocalType) bool { return l.Offered && slices.Contains(offered, l.TypeURL) })...)
 		case <-a.outbox.ready:
 			if !a.sendAll(a.tapAll(a.outbox.drain())) {

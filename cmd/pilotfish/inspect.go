@@ -126,8 +126,8 @@ which resources it rejected, with the reason and the documents from which they
 were built.
 
 Exit codes:
-  0  all shown proxies are in sync
-  1  a proxy is not in sync, or the control plane does not respond
+  0  all shown proxies are in sync and not degraded
+  1  a proxy is not in sync or degraded, or the control plane does not respond
   2  wrong flags, or the proxy is not connected`,
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: q.completeWorkloads,
@@ -153,7 +153,7 @@ Exit codes:
 				err = inspect.WriteClients(c.OutOrStdout(), clients, time.Now())
 			}
 			for _, one := range clients {
-				if err == nil && !one.InSync {
+				if err == nil && (!one.InSync || one.Degraded != "") {
 					return errQuiet
 				}
 			}

@@ -152,3 +152,14 @@ func TestProxyNamesCannotControlTheTerminal(t *testing.T) {
 		t.Errorf("printed %q", got)
 	}
 }
+
+func TestDegradedProxiesAreMarkedWithTheReason(t *testing.T) {
+	var out strings.Builder
+	c := xds.ClientStatus{Node: "sidecar~10.0.0.1~a.default~default.svc.cluster.local", InSync: true, Degraded: "no module", Types: []xds.TypeStatus{}}
+	if err := WriteClients(&out, []xds.ClientStatus{c}, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if got := out.String(); !strings.Contains(got, "\n!  a.default") || !strings.Contains(got, "  a.default is degraded: no module\n") {
+		t.Errorf("printed\n%s", got)
+	}
+}

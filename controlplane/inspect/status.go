@@ -28,6 +28,10 @@ func WriteClients(out io.Writer, clients []xds.ClientStatus, now time.Time) erro
 		if !c.InSync {
 			mark = "…"
 		}
+		if c.Degraded != "" {
+			mark = "!"
+			fmt.Fprintf(&notes, "  %s is degraded: %s\n", termtext.Escape(Name(c)), termtext.OneLine(c.Degraded))
+		}
 		byType := map[string]xds.TypeStatus{}
 		for _, t := range c.Types {
 			byType[t.TypeURL] = t

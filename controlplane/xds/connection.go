@@ -74,9 +74,10 @@ type connection struct {
 	pendingMu sync.Mutex
 	pending   *pendingPush
 
-	mu    sync.Mutex
-	subs  map[string]*subscription
-	dirty map[string]TypeScope // resources that differ from those of the client, or may differ, by type
+	mu       sync.Mutex
+	subs     map[string]*subscription
+	degraded string               // the reason of the last report of DegradationType
+	dirty    map[string]TypeScope // resources that differ from those of the client, or may differ, by type
 	// transitioning is set while a push or request is being processed, and its effects are neither recorded in dirty
 	// nor sent yet.
 	transitioning bool
@@ -112,7 +113,7 @@ func (s *Server) serve(w stream) error {
 		return ignoreClientClose(err)
 	}
 	// The error is ignored, because the stream itself reports it.
-	_ = grpc.SendHeader(c.stream.Context(), metadata.Pairs(OfferHeader, RevocationType))
+	_ = grpc.SendHeader(c.stream.Context(), metadata.Pairs(OfferHeader, RevocationType, OfferHeader, DegradationType))
 	return c.run(first)
 }
 

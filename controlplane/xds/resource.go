@@ -36,8 +36,8 @@ const (
 	RevocationType = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.CertificateValidationContext"
 )
 
-// OfferHeader is the response header that lists RevocationType on each stream. Agents subscribe to that type only if
-// they receive the header, because other control planes do not serve the type.
+// OfferHeader is the response header that lists RevocationType and DegradationType on each stream. Agents use these
+// types only if they receive the header, because other control planes do not serve the types.
 const OfferHeader = "pilotfish-offers"
 
 // Order is the order in which one push sends types. A type precedes the types that refer to it.

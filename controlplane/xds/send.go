@@ -15,15 +15,25 @@ import (
 // healthReportType is the type of the health reports of Istio's agents. No resources of this type exist.
 const healthReportType = "type.googleapis.com/istio.v1.HealthInformation"
 
+// DegradationType is the type of reports that a proxy serves, but not as its configuration specifies. error_detail is the
+// reason. No resources of this type exist.
+const DegradationType = "type.googleapis.com/pilotfish.v1.Degradation"
+
 // isServed reports whether the server has resources of the type. For other types, responses report that no resource
 // exists.
 func isServed(typeURL string) bool { return slices.Contains(Order, typeURL) }
 
 // isReport reports whether requests of the type are reports, to which the server does not respond.
-func isReport(typeURL string) bool { return typeURL == healthReportType }
+func isReport(typeURL string) bool { return typeURL == healthReportType || typeURL == DegradationType }
 
-// handleReport passes a client's health report to its Proxy.
+// handleReport passes a client's health report to its Proxy, and records the reason of a degradation.
 func (c *connection) handleReport(r *request) {
+	if r.typeURL == DegradationType {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.degraded = truncateReason(r.errorDetail.GetMessage())
+		return
+	}
 	if c.hooks.HandleHealthReport != nil {
 		c.hooks.HandleHealthReport(r.errorDetail == nil, r.errorDetail.GetMessage())
 	}

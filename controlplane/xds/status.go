@@ -24,8 +24,10 @@ type ClientStatus struct {
 	// InSync reports whether the client has accepted all responses and there is no pending change.
 	InSync bool `json:"inSync"`
 	// Pushing reports whether a change is pending for this client, or is being sent.
-	Pushing bool         `json:"pushing"`
-	Types   []TypeStatus `json:"types"`
+	Pushing bool `json:"pushing"`
+	// Degraded is the reason, reported by the agent, why the client does not serve as its configuration specifies.
+	Degraded string       `json:"degraded,omitempty"`
+	Types    []TypeStatus `json:"types"`
 }
 
 // TypeStatus is the state of one type for one client.
@@ -119,7 +121,7 @@ func (c *connection) status() ClientStatus {
 	defer c.mu.Unlock()
 	st := ClientStatus{
 		ID: c.id, Node: c.node, Address: c.peer.Address, Identity: c.peer.Identity, Protocol: c.stream.protocol(),
-		Connected: c.connected, Version: c.version, Pushing: waiting || c.transitioning || len(c.dirty) > 0, Types: []TypeStatus{},
+		Connected: c.connected, Version: c.version, Pushing: waiting || c.transitioning || len(c.dirty) > 0, Degraded: c.degraded, Types: []TypeStatus{},
 	}
 	st.InSync = !st.Pushing
 	for _, sub := range c.subs {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
 // checkLogged fails if no line of the mesh's log matches.
@@ -19,6 +20,16 @@ func (w *testMesh) checkLogged(pattern string) error {
 		err = fmt.Errorf("no line of the log is like %s", pattern)
 	}
 	return err
+}
+
+// statusOf returns the state of an instance.
+func (w *testMesh) statusOf(name string) mesh.InstanceStatus {
+	for _, i := range w.Status(w.ctx).Instances {
+		if i.Name == name {
+			return i
+		}
+	}
+	return mesh.InstanceStatus{}
 }
 
 // telemetryFor returns a Telemetry document for the workload of an app in namespace default.
@@ -110,6 +121,22 @@ spec:
 `, check: func(w *testMesh, _ string) error {
 			got, err := w.expectStatus(http.StatusTeapot, "client", "http://guarded.default/")
 			return checkf(err == nil && got.Body == "wasm", "%s %v", toJSON(got), err)
+		}},
+		{name: "wasm plugin without its module", ports: []string{"http"}, exclusive: []string{"guarded"}, docs: `
+apiVersion: extensions.istio.io/v1alpha1
+kind: WasmPlugin
+metadata: {name: $HOST}
+spec:
+  selector: {matchLabels: {app: guarded}}
+  url: http://$OUTSIDE:$OUTSIDE_HTTP/missing.wasm
+  phase: AUTHZ
+  match: [{mode: SERVER, ports: [{number: 8080}]}]
+`, check: func(w *testMesh, _ string) error {
+			if _, err := w.expectStatus(http.StatusForbidden, "client", "http://guarded.default/"); err != nil {
+				return err
+			}
+			config := w.statusOf("guarded").Config
+			return checkf(config.State == mesh.ConfigDegraded && strings.Contains(config.Reason, "cannot be fetched, so all requests are refused"), "state %s: %s", config.State, config.Reason)
 		}},
 		{name: "wasm plugin from a registry that asks for a password", ports: []string{"http"}, exclusive: []string{"guarded"}, docs: `
 apiVersion: extensions.istio.io/v1alpha1
