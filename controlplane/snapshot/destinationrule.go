@@ -1,11 +1,8 @@
 package snapshot
 
 import (
-	"cmp"
 	"maps"
 	"slices"
-	"sort"
-	"strings"
 
 	networking "istio.io/api/networking/v1alpha3"
 
@@ -25,6 +22,7 @@ type DestinationRule struct {
 	policy   *networking.TrafficPolicy
 	exportTo []string
 	key      ruleKey
+	traits   ruleTraits
 }
 
 // Traffic is the policy of one port of a host or subset. Nil fields have default values.
@@ -112,28 +110,10 @@ type destinationRules struct {
 	root        string
 	byNamespace map[string]*namespaceRules
 	all         []*DestinationRule
-	// hashing: at least one rule uses consistent hashing. connecting: at least one rule has settings that affect
-	// listeners. credentialed: at least one rule refers to a Secret.
-	hashing, connecting, credentialed bool
+	traits      ruleTraits
 	// subsets maps hosts to the subset names of all rules. Hosts are contained as in the document and as the full name.
 	subsets hostTable[[]string]
 }
-
-// namespaceRules contains the rules of one namespace, for clients in this namespace and in others. It is immutable. A
-// change in another namespace does not replace it.
-type namespaceRules struct {
-	from     []*config.Resource
-	all      []*DestinationRule
-	local    hostTable[*DestinationRule]
-	exported hostTable[[]*DestinationRule] // one rule for each exportTo list
-	// selective contains the rules with a workload selector, which apply to some clients in their namespace.
-	selective []*DestinationRule
-
-	hashing, connecting, credentialed bool
-	subsets                           map[string][]string
-}
-
-var noRules namespaceRules
 
 // inNamespace returns the rules of a namespace. The result is never nil.
 func (r *destinationRules) inNamespace(namespace string) *namespaceRules {
@@ -144,9 +124,6 @@ func (r *destinationRules) inNamespace(namespace string) *namespaceRules {
 	}
 	return &noRules
 }
-
-// ruleKey identifies the documents that are merged into one rule. selector is set for rules with a workload selector.
-type ruleKey struct{ namespace, host, exportTo, selector string }
 
 // newDestinationRules indexes DestinationRules, which are sorted by namespace. prev may be nil. sameNames: names in
 // documents resolve as they did for prev.
@@ -161,14 +138,13 @@ func newDestinationRules(prev *destinationRules, resources []*config.Resource, r
 		old := prev.inNamespace(namespace)
 		rules := old
 		if !sameNames || !slices.Equal(old.from, resources[:n]) {
-			rules = newNamespaceRules(old, resources[:n], resolve, defaultExportTo)
+			rules = newNamespaceRules(old, resources[:n], resolve, defaultExportTo, sameNames)
 			sameSubsets = sameSubsets && old != &noRules && maps.EqualFunc(rules.subsets, old.subsets, slices.Equal)
 		}
 		resources = resources[n:]
 		index.byNamespace[namespace] = rules
 		index.all = append(index.all, rules.all...)
-		index.hashing, index.connecting = index.hashing || rules.hashing, index.connecting || rules.connecting
-		index.credentialed = index.credentialed || rules.credentialed
+		index.traits.add(rules.traits)
 	}
 	if sameSubsets && prev != nil && len(prev.byNamespace) == len(index.byNamespace) {
 		index.subsets = prev.subsets
@@ -188,108 +164,12 @@ func (r *destinationRules) subsetNames() map[string][]string {
 	return byHost
 }
 
-func newNamespaceRules(prev *namespaceRules, resources []*config.Resource, resolve resolver, defaultExportTo []string) *namespaceRules {
-	groups := map[ruleKey]*DestinationRule{}
-	for _, r := range config.SortByAge(resources) {
-		spec := r.Spec.(*networking.DestinationRule)
-		host := resolve(spec.GetHost(), r.Namespace)
-		selector := config.FormatLabels(spec.GetWorkloadSelector().GetMatchLabels())
-		addRule(groups, ruleKey{r.Namespace, host, localKey, selector}, r, nil)
-		if selector != "" {
-			continue // a rule with a selector applies only in its own namespace, regardless of exportTo
-		}
-		exportTo := spec.GetExportTo()
-		if len(exportTo) == 0 {
-			exportTo = defaultExportTo
-		}
-		addRule(groups, ruleKey{r.Namespace, host, exportKey(exportTo), ""}, r, exportTo)
-	}
-	for _, old := range prev.all { // reuse rules that were merged from the same documents
-		if d := groups[old.key]; d != nil && slices.Equal(d.From, old.From) {
-			groups[old.key] = old
-		}
-	}
-	rules := indexRules(groups)
-	rules.from = slices.Clone(resources) // a copy, because the rule can live longer than the rest of the slice
-	return rules
-}
-
-// localKey marks the rules for clients in the same namespace. No list of namespaces equals it.
-const localKey = "\x00"
-
-func exportKey(exportTo []string) string {
-	sorted := append([]string(nil), exportTo...)
-	sort.Strings(sorted)
-	return strings.Join(sorted, ",")
-}
-
-func addRule(groups map[ruleKey]*DestinationRule, key ruleKey, r *config.Resource, exportTo []string) {
-	d := groups[key]
-	if d == nil {
-		d = &DestinationRule{Host: key.host, Namespace: key.namespace, exportTo: exportTo, key: key}
-		groups[key] = d
-	}
-	spec := r.Spec.(*networking.DestinationRule)
-	d.From = append(d.From, r)
-	if d.policy == nil {
-		d.policy = spec.GetTrafficPolicy()
-	}
-	for _, s := range spec.GetSubsets() {
-		if d.Subset(s.GetName()) == nil {
-			d.Subsets = append(d.Subsets, s)
-		}
-	}
-}
-
-// indexRules indexes the rules of one namespace.
-func indexRules(groups map[ruleKey]*DestinationRule) *namespaceRules {
-	keys := slices.SortedFunc(maps.Keys(groups), func(a, b ruleKey) int {
-		return cmp.Or(cmp.Compare(a.host, b.host), cmp.Compare(a.exportTo, b.exportTo), cmp.Compare(a.selector, b.selector))
-	})
-	local, exported := map[string]*DestinationRule{}, map[string][]*DestinationRule{}
-	index := &namespaceRules{subsets: map[string][]string{}}
-	for _, k := range keys {
-		d := groups[k]
-		index.all = append(index.all, d)
-		for _, r := range d.From {
-			spec := r.Spec.(*networking.DestinationRule)
-			index.hashing = index.hashing || UsesConsistentHash(spec)
-			index.connecting = index.connecting || UsesConnectionSettings(spec)
-			index.credentialed = index.credentialed || UsesCredential(spec)
-		}
-		addSubsetNames(index.subsets, d)
-		switch {
-		case k.selector != "":
-			index.selective = append(index.selective, d)
-		case k.exportTo == localKey:
-			local[k.host] = d
-		default:
-			exported[k.host] = append(exported[k.host], d)
-		}
-	}
-	index.local, index.exported = newHostTable(local), newHostTable(exported)
-	return index
-}
-
 // HidesRule reports whether a DestinationRule of the namespace for host hides one for a broader pattern. Clients to
 // which the specific rule is not exported do not use the broader rule either.
 func (s *Snapshot) HidesRule(namespace, host string) bool {
 	return slices.ContainsFunc(s.index.destinationRules.inNamespace(namespace).exported.wild, func(pattern string) bool {
 		return pattern != host && MatchHost(pattern, host)
 	})
-}
-
-func addSubsetNames(byHost map[string][]string, d *DestinationRule) {
-	hosts := []string{d.Host}
-	for _, r := range d.From {
-		hosts = append(hosts, r.Spec.(*networking.DestinationRule).GetHost())
-	}
-	slices.Sort(hosts)
-	for _, host := range slices.Compact(hosts) {
-		for _, s := range d.Subsets {
-			byHost[host] = append(byHost[host], s.GetName())
-		}
-	}
 }
 
 // SubsetNames returns the subset names that DestinationRules define for a service, regardless of visibility. The
@@ -364,13 +244,13 @@ func (s *Snapshot) DestinationRule(namespace string, svc *registry.Service) *Des
 }
 
 // HasConsistentHashing reports whether any DestinationRule uses consistent hashing.
-func (s *Snapshot) HasConsistentHashing() bool { return s.index.destinationRules.hashing }
+func (s *Snapshot) HasConsistentHashing() bool { return s.index.destinationRules.traits.hashing }
 
 // HasConnectionSettings reports whether any DestinationRule has connection settings that affect listeners.
-func (s *Snapshot) HasConnectionSettings() bool { return s.index.destinationRules.connecting }
+func (s *Snapshot) HasConnectionSettings() bool { return s.index.destinationRules.traits.connecting }
 
 // HasCredentials reports whether any DestinationRule refers to a Secret.
-func (s *Snapshot) HasCredentials() bool { return s.index.destinationRules.credentialed }
+func (s *Snapshot) HasCredentials() bool { return s.index.destinationRules.traits.credentialed }
 
 // IsSelective reports whether the rule has a workload selector. d may be nil.
 func (d *DestinationRule) IsSelective() bool { return d != nil && d.key.selector != "" }

@@ -48,7 +48,7 @@ func TestIncrementalRulesEqualFullBuild(t *testing.T) {
 			if got := describeRules(got); got != describeRules(want) {
 				t.Fatalf("seed %d: incremental build\n%s\nfull build\n%s", seed, got, describeRules(want))
 			}
-			if !reflect.DeepEqual(got.subsets, want.subsets) || got.hashing != want.hashing || got.connecting != want.connecting || got.credentialed != want.credentialed {
+			if !reflect.DeepEqual(got.subsets, want.subsets) || got.traits != want.traits {
 				t.Fatalf("seed %d: incremental build %+v\nfull build %+v", seed, got, want)
 			}
 			if prev == nil || keys[0] != key {

@@ -157,3 +157,46 @@ func BenchmarkRuleChange(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkDestinationRuleChange changes one of 10,000 DestinationRules of one namespace, and builds the changed cluster
+// for 10 proxies.
+func BenchmarkDestinationRuleChange(b *testing.B) {
+	const rules = 10_000
+	rule := func(i, connections int) string {
+		return fmt.Sprintf(`
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: s%d, namespace: shop}
+spec: {host: s%d, trafficPolicy: {connectionPool: {tcp: {maxConnections: %d}}}, subsets: [{name: v1, labels: {version: v1}}, {name: v2, labels: {version: v2}}]}
+`, i, i, connections)
+	}
+	m := newTestMesh(b, nil)
+	var text strings.Builder
+	for i := range rules {
+		fmt.Fprintf(&text, "---\napiVersion: v1\nkind: Service\nmetadata: {name: s%d, namespace: shop}\nspec: {selector: {app: s%d}, ports: [{name: http, port: 80}]}\n---%s", i, i, rule(i, 1))
+	}
+	m.store.Put(parse(b, strings.TrimPrefix(text.String(), "---"))...)
+	m.snap = snapshot.Build(nil, m.inputs(), nil)
+	proxies := make([]*translate.Proxy, 10)
+	for i := range proxies {
+		proxies[i] = proxy(b, fmt.Sprintf("sidecar p%d.shop 127.203.%d.1 app=p%d", i, i, i))
+		all(b, m.snap, proxies[i], []string{xds.ClusterType})
+	}
+	n := 1
+	for b.Loop() {
+		b.StopTimer()
+		n++
+		resources := parse(b, rule(7, n))
+		m.store.Put(resources...)
+		b.StartTimer()
+		change := m.rebuild([]config.Key{resources[0].Key})
+		for _, p := range proxies {
+			if got := translate.AffectedResources(m.snap, p, change).Types(); len(got) != 2 || got[0] != xds.ClusterType {
+				b.Fatalf("affected: %v", got)
+			}
+			if _, err := translate.NamedClusters(m.snap, p, []string{translate.OutboundCluster("s7.shop.svc.cluster.local", "v1", 80)}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+}
