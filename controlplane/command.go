@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -25,6 +26,9 @@ const BlockedKeyNetworksVariable = "BLOCKED_CIDRS_IN_JWKS_URIS"
 
 // TLSPolicyVariable is Istio's environment variable for Config.TLSPolicy.
 const TLSPolicyVariable = "COMPLIANCE_POLICY"
+
+// HTTP10Variable is Istio's environment variable for Config.AcceptHTTP10.
+const HTTP10Variable = "PILOT_HTTP10"
 
 // NewCommand returns the command `pilotfish control-plane`.
 func NewCommand() *cobra.Command {
@@ -47,7 +51,8 @@ it listens on loopback; --address changes that. Its ports are:
 
 Port number -1 selects a free port, and -2 disables the port. The environment
 variable COMPLIANCE_POLICY (fips-140-2, fips-140-3 or pqc) restricts the TLS
-versions and ciphers of ports 15012 and 15016.
+versions and ciphers of ports 15012 and 15016. With PILOT_HTTP10=true, all
+proxies accept HTTP/1.0.
 
 The control plane refuses an invalid document, and continues to use its last
 valid version. The log and /debug/problems show the position of the error and
@@ -68,6 +73,7 @@ Exit codes:
 				return err
 			}
 			cfg.Logger, cfg.TLSPolicy = logger, tlspolicy.Policy(os.Getenv(TLSPolicyVariable))
+			cfg.AcceptHTTP10, _ = strconv.ParseBool(os.Getenv(HTTP10Variable)) // as in Istio, other values mean false
 			if cfg.Keys.Blocked, err = fetchguard.ParseNetworks(blockedKeyNetworks); err != nil {
 				return fmt.Errorf("--jwks-blocked-cidrs (%s): %w", BlockedKeyNetworksVariable, err)
 			}

@@ -110,7 +110,9 @@ type Config struct {
 	// TLSPolicy restricts the TLS of ports 15012 and 15016, and of connections that fetch keys of token issuers. The
 	// control plane logs and ignores an unknown policy, as Istio does.
 	TLSPolicy tlspolicy.Policy
-	Logger    *slog.Logger
+	// AcceptHTTP10 makes all proxies accept HTTP/1.0. The node metadata HTTP10=1 does so for one proxy.
+	AcceptHTTP10 bool
+	Logger       *slog.Logger
 }
 
 // lastGoodFile is a file in the state directory. It has no extension, because the state directory may be inside a
@@ -316,7 +318,7 @@ func (s *Server) composeDiscovery() (err error) {
 	s.usage = openUsageHistory(filepath.Join(s.cfg.StateDir, usageHistoryFile), time.Now, s.log)
 	s.discovery, err = xds.NewServer(xds.Config{
 		Source: proxySource{
-			log: s.log, refusals: &loglimit.Limiter{}, registrar: s.registrar, changes: changes, usage: s.usage, onDemandDefault: s.cfg.AutomaticScope,
+			log: s.log, refusals: &loglimit.Limiter{}, registrar: s.registrar, changes: changes, usage: s.usage, acceptHTTP10: s.cfg.AcceptHTTP10, onDemandDefault: s.cfg.AutomaticScope,
 			onDemandTimeout: s.cfg.OnDemandTimeout, revocations: &s.revocations,
 		}, Identify: s.identify, Logger: s.log, Registerer: s.registry,
 		Admission: s.cfg.Admission, Memory: s.memoryShare,

@@ -25,6 +25,7 @@ type proxySource struct {
 	registrar       *registration.Registrar
 	changes         *changeLog
 	usage           *usageHistory
+	acceptHTTP10    bool // all proxies accept HTTP/1.0
 	onDemandDefault bool // the default of on-demand scoping
 	// onDemandTimeout limits how long requests wait for on-demand resources.
 	onDemandTimeout time.Duration
@@ -41,6 +42,7 @@ func (s proxySource) Connect(ctx context.Context, node *corev3.Node, peer xds.Pe
 		return nil, s.refuseProxy(codes.PermissionDenied, peer, err)
 	}
 	p.Disconnected = ctx.Done()
+	p.AcceptsHTTP10 = p.AcceptsHTTP10 || s.acceptHTTP10
 	p.UseVHDS = peer.Delta && p.SupportsVHDS()
 	connected := proxy{Proxy: p, changes: s.changes, withheld: &withheldSecretLog{logger: s.log}, revocations: s.revocations}
 	p.OnDemand = (s.onDemandDefault && p.Scope != "all" || p.Scope == "automatic") && p.SupportsOnDemand()

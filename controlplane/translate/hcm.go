@@ -49,6 +49,9 @@ func (v proxyView) hcmFilter(h hcmOptions) *listenerv3.Filter {
 		// Without extended CONNECT, upgraded connections such as WebSockets cannot arrive over HTTP/2.
 		Http2ProtocolOptions: &corev3.Http2ProtocolOptions{AllowConnect: true},
 	}
+	if v.p.AcceptsHTTP10 {
+		m.HttpProtocolOptions = &corev3.Http1ProtocolOptions{AcceptHttp_10: true}
+	}
 	// Envoy passes the verified identity of the client to the workload in a header, and removes this header from the
 	// requests of clients.
 	if h.traffic.side != outboundSide {

@@ -161,7 +161,7 @@ func (v proxyView) sniffedChains(port inboundPort) chainSet {
 	mtlsTCP, plainTCP, ownTLS := v.mtlsChain("mtls_tcp", bytes, nil), v.plainChain("plaintext_tcp", bytes), v.plainChain("tls", bytes)
 	plainTCP.FilterChainMatch = &listenerv3.FilterChainMatch{TransportProtocol: "raw_buffer"}
 	plainHTTP := v.plainChain("plaintext_http", requests)
-	plainHTTP.FilterChainMatch = &listenerv3.FilterChainMatch{TransportProtocol: "raw_buffer", ApplicationProtocols: sniffedHTTP}
+	plainHTTP.FilterChainMatch = &listenerv3.FilterChainMatch{TransportProtocol: "raw_buffer", ApplicationProtocols: v.p.sniffedHTTP()}
 	out := chainSet{sniffTLS: true, sniffHTTP: true, serverMayTalkFirst: true}
 	switch v.s.MTLSMode(v.p.Namespace, v.p.Labels, port.number) {
 	case snapshot.Strict:

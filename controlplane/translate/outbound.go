@@ -311,7 +311,7 @@ func (v proxyView) requestChain(g *outboundListener, name string, mixed, names b
 	})}}
 	if mixed {
 		chain.Name += "_http"
-		chain.FilterChainMatch = &listenerv3.FilterChainMatch{ApplicationProtocols: sniffedHTTP}
+		chain.FilterChainMatch = &listenerv3.FilterChainMatch{ApplicationProtocols: v.p.sniffedHTTP()}
 		if names { // exclude TLS connections, which may have the same ALPN names
 			chain.FilterChainMatch.TransportProtocol = "raw_buffer"
 		}

@@ -18,8 +18,13 @@ import (
 // first. It does not delay mutual TLS connections, because on these the client sends first.
 const defaultSniffTimeout = time.Second
 
-// sniffedHTTP are the application protocols that the HTTP inspector detects.
-var sniffedHTTP = []string{"http/1.0", "http/1.1", "h2c"}
+// sniffedHTTP returns the application protocols of the HTTP inspector that the proxy processes as HTTP.
+func (p *Proxy) sniffedHTTP() []string {
+	if p.AcceptsHTTP10 {
+		return []string{"http/1.0", "http/1.1", "h2c"}
+	}
+	return []string{"http/1.1", "h2c"}
+}
 
 func httpInspector() *listenerv3.ListenerFilter {
 	return listenerFilter("envoy.filters.listener.http_inspector", &httpinspectorv3.HttpInspector{})

@@ -124,6 +124,9 @@ type Proxy struct {
 	PodPorts map[string]uint32
 	// Disconnected is closed when the proxy disconnects. If it is nil, the proxy counts as connected.
 	Disconnected <-chan struct{}
+	// AcceptsHTTP10: the proxy accepts HTTP/1.0. It otherwise refuses such requests, or forwards them as TCP where the
+	// protocol is not declared.
+	AcceptsHTTP10 bool
 	// UnpacksLabels: the proxy's agent unpacks packed labels of metrics.
 	UnpacksLabels bool
 	// SelfDiscovery: the proxy requests the endpoints of its own service, for zone-aware routing.
@@ -189,6 +192,7 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 	p.IstioVersion = p.Metadata["ISTIO_VERSION"]
 	p.Scope = m.Scope
 	p.UnpacksLabels, _ = strconv.ParseBool(p.Metadata["PILOTFISH_UNPACKS_LABELS"])
+	p.AcceptsHTTP10 = p.Metadata["HTTP10"] == "1" // as in Istio
 	p.SelfDiscovery, _ = strconv.ParseBool(p.Metadata["ENABLE_SELF_DISCOVERY"])
 	p.Proxyless, p.Certificates = m.Generator == grpcGenerator, m.Certificates != ""
 	version := node.GetUserAgentBuildVersion().GetVersion()
