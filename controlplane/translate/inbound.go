@@ -114,8 +114,8 @@ type chainSet struct {
 	// sniffTLS, sniffHTTP: Envoy selects the chain by the first bytes of the connection. Listener filters inspect these
 	// bytes.
 	sniffTLS, sniffHTTP bool
-	// serverMayTalkFirst: the client may wait for the first bytes of the server, so Envoy must not wait long for those
-	// of the client.
+	// serverMayTalkFirst: the port accepts plaintext other than HTTP, so the client may wait for the first bytes of the
+	// server, and Envoy must not wait long for those of the client. In mutual TLS, the client sends first.
 	serverMayTalkFirst bool
 }
 
@@ -134,7 +134,7 @@ func (v proxyView) inboundChains(port inboundPort) chainSet {
 			// If its certificate is not available, Envoy must not serve the port.
 			plain.Filters = v.tcpFilters(port.traffic(false), BlackHoleCluster, toCluster(BlackHoleCluster))
 		}
-		return chainSet{chains: []*listenerv3.FilterChain{plain}}
+		return chainSet{chains: []*listenerv3.FilterChain{plain}, serverMayTalkFirst: !port.protocol.IsHTTP()}
 	}
 	// Only the ALPN protocols of sidecars select the chain for mesh TLS, so that Envoy forwards the application's own
 	// TLS unchanged.
@@ -167,7 +167,7 @@ func (v proxyView) sniffedChains(port inboundPort) chainSet {
 	case snapshot.Strict:
 		// Clients without a sidecar may offer the standard ALPN protocols of HTTP.
 		mtlsHTTP := v.mtlsChain("mtls_http", requests, append(append([]string{}, meshHTTPProtocols...), inboundHTTPProtocol...))
-		out.chains, out.sniffHTTP = []*listenerv3.FilterChain{mtlsHTTP, mtlsTCP}, false
+		out.chains, out.sniffHTTP, out.serverMayTalkFirst = []*listenerv3.FilterChain{mtlsHTTP, mtlsTCP}, false, false
 	case snapshot.Disable:
 		out.chains = []*listenerv3.FilterChain{plainHTTP, plainTCP, ownTLS}
 	default:

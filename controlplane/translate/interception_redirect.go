@@ -91,14 +91,15 @@ func blackHoleChain(v proxyView, name string, t traffic) *listenerv3.FilterChain
 func virtualInboundListener(v proxyView) *listenerv3.Listener {
 	port := uint32(v.s.Mesh.GetProxyInboundListenPort())
 	l := v.captureListener(virtualInbound, port, corev3.TrafficDirection_INBOUND)
-	v.setSniffTimeout(l)
 	l.FilterChains = []*listenerv3.FilterChain{blackHoleChain(v, "virtualInbound-blackhole", traffic{side: inboundSide, port: port})}
 	var declared []uint32
+	serverMayTalkFirst := false
 	for _, p := range v.inboundPorts() {
 		if _, own := v.dedicatedListener(p); own {
 			continue
 		}
 		set := v.inboundChains(p)
+		serverMayTalkFirst = serverMayTalkFirst || set.serverMayTalkFirst
 		if !set.sniffHTTP {
 			declared = append(declared, p.number)
 		}
@@ -110,7 +111,13 @@ func virtualInboundListener(v proxyView) *listenerv3.Listener {
 			l.FilterChains = append(l.FilterChains, chain)
 		}
 	}
-	l.FilterChains = append(l.FilterChains, unlistedChains(v)...)
+	for _, set := range unlistedChains(v) {
+		serverMayTalkFirst = serverMayTalkFirst || set.serverMayTalkFirst
+		l.FilterChains = append(l.FilterChains, set.chains...)
+	}
+	if serverMayTalkFirst {
+		v.setSniffTimeout(l)
+	}
 	l.ListenerFilters = []*listenerv3.ListenerFilter{
 		listenerFilter("envoy.filters.listener.original_dst", &originaldstv3.OriginalDst{}),
 		tlsInspector(),
@@ -121,25 +128,25 @@ func virtualInboundListener(v proxyView) *listenerv3.Listener {
 
 // unlistedChains returns the chains for ports that no service has. The mesh's policies apply to these ports too. Each
 // port that a policy configures has its own chains, and all other ports share the catch-all chains.
-func unlistedChains(v proxyView) []*listenerv3.FilterChain {
+func unlistedChains(v proxyView) []chainSet {
 	listed := map[uint32]bool{}
 	for _, p := range v.inboundPorts() {
 		listed[p.number] = true
 	}
-	var chains []*listenerv3.FilterChain
+	var sets []chainSet
 	for _, port := range v.s.MTLSPorts(v.p.Namespace, v.p.Labels) {
 		if !listed[port] {
-			chains = append(chains, passthroughChains(v, port)...)
+			sets = append(sets, passthroughChains(v, port))
 		}
 	}
-	return append(chains, passthroughChains(v, 0)...)
+	return append(sets, passthroughChains(v, 0))
 }
 
 // passthroughChains returns the chains that forward connections on one port to their original destination. Port 0
 // represents all ports without their own chains.
-func passthroughChains(v proxyView, port uint32) []*listenerv3.FilterChain {
-	chains := v.inboundChains(inboundPort{number: port, protocol: registry.Undeclared, unlisted: true}).chains
-	for _, chain := range chains {
+func passthroughChains(v proxyView, port uint32) chainSet {
+	set := v.inboundChains(inboundPort{number: port, protocol: registry.Undeclared, unlisted: true})
+	for _, chain := range set.chains {
 		chain.Name = "virtualInbound-catchall-" + chain.Name
 		if port != 0 {
 			if chain.FilterChainMatch == nil {
@@ -148,7 +155,7 @@ func passthroughChains(v proxyView, port uint32) []*listenerv3.FilterChain {
 			chain.FilterChainMatch.DestinationPort = u32(port)
 		}
 	}
-	return chains
+	return set
 }
 
 func (redirectMode) routeNames(v proxyView) []string {
