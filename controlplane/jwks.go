@@ -29,6 +29,8 @@ type KeyFetching struct {
 	// AllowLoopback allows loopback addresses, even if the control plane serves other machines. Loopback addresses are
 	// always allowed if the control plane listens on a loopback address.
 	AllowLoopback bool
+	// Hosts contains the addresses of hosts that DNS does not know.
+	Hosts map[string]netip.Addr
 }
 
 // fetchGuard returns the guard for fetches of keys whose URLs are in documents. It decides from which addresses the
@@ -46,7 +48,7 @@ func (s *Server) openKeys() error {
 		return err
 	}
 	s.keys = jwks.New(jwks.Config{
-		Refresh: s.cfg.Keys.Refresh, TLS: trusts, Guard: s.cfg.fetchGuard(),
+		Refresh: s.cfg.Keys.Refresh, TLS: trusts, Guard: s.cfg.fetchGuard(), Hosts: s.cfg.Keys.Hosts,
 		File: filepath.Join(s.cfg.StateDir, keysFile), Logger: s.log,
 		Changed: func() { s.pushLoop.noteKeys() }, // the push loop exists before the first fetch
 	})

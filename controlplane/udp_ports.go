@@ -7,38 +7,53 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// DatagramPort is a UDP port of a service at one of its addresses. Proxies do not forward UDP. The program that creates
-// the workloads' network, for example the local mesh, forwards the datagrams to the endpoints instead.
-type DatagramPort struct {
+// ForwardedPort is a port of a service at one of its addresses, to which proxies do not forward: a UDP port, or a TCP
+// port of connections that are not redirected. The program that creates the workloads' network, for example the local
+// mesh, forwards the packets to the endpoints instead.
+type ForwardedPort struct {
+	TCP       bool
 	Address   netip.AddrPort
 	Endpoints []netip.AddrPort // sorted; empty if the service has no endpoints
 }
 
 // Datagrams returns the UDP ports of the services with addresses that are visible in a namespace, in a stable order.
 // known is false before the first snapshot.
-func (s *Server) Datagrams(namespace string) (ports []DatagramPort, known bool) {
+func (s *Server) Datagrams(namespace string) (ports []ForwardedPort, known bool) {
+	return s.forwardedPorts(namespace, false)
+}
+
+// Streams returns the TCP ports of the services with addresses that are visible in a namespace, like Datagrams.
+func (s *Server) Streams(namespace string) (ports []ForwardedPort, known bool) {
+	return s.forwardedPorts(namespace, true)
+}
+
+func (s *Server) forwardedPorts(namespace string, tcp bool) (ports []ForwardedPort, known bool) {
 	latest := s.pushLoop.snapshot()
 	if latest == nil {
 		return nil, false
+	}
+	endpointsOf := latest.Registry.Datagrams
+	if tcp {
+		endpointsOf = latest.Registry.Endpoints
 	}
 	for _, svc := range latest.Registry.Services {
 		if len(svc.Addresses) == 0 || !svc.VisibleTo(namespace) {
 			continue
 		}
 		for _, p := range svc.Ports {
-			if p.Protocol != registry.UDP {
+			if tcp == (p.Protocol == registry.UDP) {
 				continue
 			}
-			endpoints := datagramEndpoints(latest.Registry.Datagrams(svc), p.Number)
+			endpoints := portEndpoints(endpointsOf(svc), p.Number)
 			for _, at := range svc.Addresses {
-				ports = append(ports, DatagramPort{netip.AddrPortFrom(at, uint16(p.Number)), sameFamily(endpoints, at)})
+				ports = append(ports, ForwardedPort{tcp, netip.AddrPortFrom(at, uint16(p.Number)), sameFamily(endpoints, at)})
 			}
 		}
 	}
 	return ports, true
 }
 
-func datagramEndpoints(all []registry.Endpoint, port uint32) []netip.AddrPort {
+func portEndpoints(all []registry.Endpoint, port uint32) []netip.AddrPort {
 	var out []netip.AddrPort
 	for _, e := range all {
 		if addr, err := netip.ParseAddr(e.Address); err == nil && e.ServicePort == port {

@@ -43,9 +43,10 @@ func (m *Mesh) startControlPlane(ctx context.Context) error {
 		Mesh:             m.cfg.Topology.Mesh,
 		MeshConfigFile:   m.cfg.Topology.MeshFile,
 		MeshProblems:     m.cfg.Topology.MeshProblems,
+		AcceptHTTP10:     lookupEnv(m.cfg.Environ, controlplane.HTTP10Variable) == "true",
 		// JWKS URLs on loopback are allowed: in a local mesh, token issuers often run on this machine, and the user who
 		// runs the mesh writes the documents.
-		Keys:        controlplane.KeyFetching{Blocked: blocked, AllowLoopback: true},
+		Keys:        controlplane.KeyFetching{Blocked: blocked, AllowLoopback: true, Hosts: map[string]netip.Addr{HostName: netip.AddrFrom4([4]byte{127, 0, 0, 1})}},
 		TrustDomain: m.cfg.Topology.TrustDomain,
 		Endpoints:   m.endpointPolicy(),
 		TLSPolicy:   tlspolicy.Policy(lookupEnv(m.cfg.Environ, controlplane.TLSPolicyVariable)),

@@ -213,7 +213,7 @@ func (p *capturedPlacement) Attach(i *topology.Instance) (Attachment, error) {
 		ExposeApp: forwarders.update, UnexposeApp: forwarders.close,
 		AppEnv: app, AgentEnv: agent, EnterApp: enter(appIsolation), EnterAgent: enter(agentIsolation), Dial: sb.dial,
 		Check:      func() error { return p.publish(i) },
-		ForwardUDP: udp.update,
+		ForwardPorts: udp.update,
 	}, nil
 }
 

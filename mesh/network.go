@@ -73,9 +73,9 @@ type Attachment struct {
 	// assigned address.
 	ExposeApp   func(context.Context) error
 	UnexposeApp func() error
-	// ForwardUDP forwards UDP packets from the instance to services' addresses to the services' endpoints. Each call
-	// replaces the ports of the previous one. ForwardUDP is nil if services have no addresses of their own.
-	ForwardUDP func([]controlplane.DatagramPort) error
+	// ForwardPorts forwards packets from the instance to services' addresses to the services' endpoints. Each call
+	// replaces the ports of the previous one. ForwardPorts is nil if services have no addresses of their own.
+	ForwardPorts func([]controlplane.ForwardedPort) error
 	// Check checks that the ports of the instance's processes are free, or opens the instance's published ports. Its
 	// error names the process that uses a port.
 	Check func() error

@@ -3,6 +3,7 @@ package mesh
 import (
 	"context"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
@@ -12,6 +13,8 @@ import (
 const udpPollInterval = 200 * time.Millisecond
 
 // forwardUDP updates the UDP forwarding rules of every instance when the endpoints of services change, until ctx ends.
+// Instances whose annotations exclude outbound connections from redirection have rules for TCP, too. These connections
+// have the addresses of services, which no machine has.
 // While the control plane is stopped, the last rules remain in effect.
 func (m *Mesh) forwardUDP(ctx context.Context) {
 	ticker := time.NewTicker(udpPollInterval)
@@ -29,23 +32,25 @@ func (m *Mesh) forwardUDP(ctx context.Context) {
 
 // udpState contains the ports in an instance's UDP rules, and the error of the last failed update.
 type udpState struct {
-	ports     []controlplane.DatagramPort
+	ports     []controlplane.ForwardedPort
 	lastError string
 }
 
 func (m *Mesh) updateUDPRules(states map[*instanceRunner]*udpState) {
-	known := map[string][]controlplane.DatagramPort{}
+	udp, tcp := map[string][]controlplane.ForwardedPort{}, map[string][]controlplane.ForwardedPort{}
+	plane := m.currentControlPlane()
 	for _, r := range m.snapshotRunners() {
-		if r.attachment.ForwardUDP == nil {
+		if r.attachment.ForwardPorts == nil {
 			continue
 		}
-		namespace := r.instance.Workload.Namespace
-		ports, ok := known[namespace]
-		if !ok {
-			if ports, ok = m.currentControlPlane().udpPorts(namespace); !ok {
-				return
-			}
-			known[namespace] = ports
+		workload := r.instance.Workload
+		ports, known := plane.forwardedPorts(udp, workload.Namespace, (*controlplane.Server).Datagrams)
+		if !known {
+			return
+		}
+		if excludesOutbound(workload.Annotations) {
+			streams, _ := plane.forwardedPorts(tcp, workload.Namespace, (*controlplane.Server).Streams)
+			ports = slices.Concat(ports, streams)
 		}
 		if states[r] == nil {
 			states[r] = &udpState{}
@@ -56,29 +61,45 @@ func (m *Mesh) updateUDPRules(states map[*instanceRunner]*udpState) {
 
 // updateInstanceUDP updates the rules of one instance if they changed. It retries failed updates and logs each error
 // once.
-func (m *Mesh) updateInstanceUDP(r *instanceRunner, state *udpState, ports []controlplane.DatagramPort) {
+func (m *Mesh) updateInstanceUDP(r *instanceRunner, state *udpState, ports []controlplane.ForwardedPort) {
 	if state.lastError == "" && len(ports) == len(state.ports) && (len(ports) == 0 || reflect.DeepEqual(ports, state.ports)) {
 		return
 	}
-	err := r.attachment.ForwardUDP(ports)
+	err := r.attachment.ForwardPorts(ports)
 	if err == nil {
 		state.ports, state.lastError = ports, ""
 		return
 	}
 	if why := err.Error(); why != state.lastError {
 		state.lastError = why
-		m.events.publish(Event{Kind: Log, Origin: OriginMesh, Instance: r.instance.Name, Line: "error: forwarding UDP to services: " + why})
+		m.events.publish(Event{Kind: Log, Origin: OriginMesh, Instance: r.instance.Name, Line: "error: forwarding packets to services: " + why})
 	}
 }
 
-// udpPorts returns the UDP ports of services that are visible in a namespace. known is false while the control plane is
-// stopped.
-func (p *controlPlane) udpPorts(namespace string) ([]controlplane.DatagramPort, bool) {
+// excludesOutbound reports whether annotations exclude outbound connections from redirection.
+func excludesOutbound(annotations map[string]string) bool {
+	for _, name := range []string{"includeOutboundIPRanges", "excludeOutboundIPRanges", "includeOutboundPorts", "excludeOutboundPorts"} {
+		if annotations["traffic.sidecar.istio.io/"+name] != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// forwardedPorts returns the ports of services that are visible in a namespace, from the cache or from list. known is
+// false while the control plane is stopped.
+func (p *controlPlane) forwardedPorts(cache map[string][]controlplane.ForwardedPort, namespace string, list func(*controlplane.Server, string) ([]controlplane.ForwardedPort, bool)) (ports []controlplane.ForwardedPort, known bool) {
+	if ports, known = cache[namespace]; known {
+		return ports, true
+	}
 	p.mu.Lock()
 	server := p.server
 	p.mu.Unlock()
 	if server == nil {
 		return nil, false
 	}
-	return server.Datagrams(namespace)
+	if ports, known = list(server, namespace); known {
+		cache[namespace] = ports
+	}
+	return ports, known
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/netns"
 )
 
-// udpTable is the nftables table of the UDP rules. The redirection rules have another table, and do not redirect UDP
-// except DNS.
+// udpTable is the nftables table of the forwarding rules. The redirection rules have another table, and do not redirect
+// UDP except DNS.
 const udpTable = "pilotfish-datagrams"
 
 // dnsPort is not forwarded: the sidecar answers DNS queries to any address.
@@ -25,13 +25,13 @@ const dnsPort = 53
 // udpForwarder manages the UDP rules of one workload's network namespace.
 type udpForwarder struct {
 	namespace *netns.Namespace
-	current   []controlplane.DatagramPort
+	current   []controlplane.ForwardedPort
 }
 
 // update installs DNAT rules from services' addresses to their endpoints in the workload's namespace, so that packets
 // have the workload's source address. All packets of one sender have the same endpoint as destination as long as that
 // endpoint exists.
-func (l *udpForwarder) update(ports []controlplane.DatagramPort) error {
+func (l *udpForwarder) update(ports []controlplane.ForwardedPort) error {
 	if err := l.namespace.Nftables(func(c *nftables.Conn) { addDNATRules(c, ports) }); err != nil {
 		return err
 	}
@@ -42,7 +42,7 @@ func (l *udpForwarder) update(ports []controlplane.DatagramPort) error {
 	return nil
 }
 
-func addDNATRules(c *nftables.Conn, ports []controlplane.DatagramPort) {
+func addDNATRules(c *nftables.Conn, ports []controlplane.ForwardedPort) {
 	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: udpTable}
 	c.AddTable(table) // creates the table if it is missing, so that its deletion succeeds
 	c.DelTable(table)
@@ -51,24 +51,33 @@ func addDNATRules(c *nftables.Conn, ports []controlplane.DatagramPort) {
 		Name: "services", Table: table, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookOutput,
 		Priority: nftables.ChainPriorityRef(*nftables.ChainPriorityNATDest - 1),
 	})
+	// The kernel evaluates this chain only for connections that the redirection rules have not redirected.
+	streams := c.AddChain(&nftables.Chain{
+		Name: "unredirected", Table: table, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookOutput,
+		Priority: nftables.ChainPriorityRef(*nftables.ChainPriorityNATDest + 1),
+	})
 	for _, p := range ports {
 		if p.Address.Port() == dnsPort {
 			continue
 		}
+		to, protocol := chain, byte(unix.IPPROTO_UDP)
+		if p.TCP {
+			to, protocol = streams, unix.IPPROTO_TCP
+		}
 		for nth, endpoint := range p.Endpoints {
-			c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: dnatRule(p.Address, endpoint, uint32(len(p.Endpoints)-nth))})
+			c.AddRule(&nftables.Rule{Table: table, Chain: to, Exprs: dnatRule(protocol, p.Address, endpoint, uint32(len(p.Endpoints)-nth))})
 		}
 	}
 }
 
 // dnatRule returns a rule that redirects one in oneIn new flows, chosen at random, to an endpoint.
-func dnatRule(service, endpoint netip.AddrPort, oneIn uint32) []expr.Any {
+func dnatRule(protocol byte, service, endpoint netip.AddrPort, oneIn uint32) []expr.Any {
 	family := uint32(unix.NFPROTO_IPV4)
 	if service.Addr().Is6() {
 		family = unix.NFPROTO_IPV6
 	}
 	to := netip.PrefixFrom(service.Addr(), service.Addr().BitLen())
-	return append(matchDestination(unix.IPPROTO_UDP, to, false),
+	return append(matchDestination(protocol, to, false),
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(service.Port())},
 		&expr.Numgen{Register: 1, Modulus: oneIn, Type: unix.NFT_NG_RANDOM},
@@ -81,12 +90,17 @@ func dnatRule(service, endpoint netip.AddrPort, oneIn uint32) []expr.Any {
 
 // deleteStaleFlows deletes conntrack entries of senders whose endpoint no longer exists. The kernel evaluates DNAT
 // rules only for a new entry.
-func deleteStaleFlows(n *netns.Namespace, before, ports []controlplane.DatagramPort) error {
+func deleteStaleFlows(n *netns.Namespace, before, ports []controlplane.ForwardedPort) error {
 	stale := staleFlows{}
 	for _, p := range before {
-		stale[p.Address] = nil
+		if !p.TCP {
+			stale[p.Address] = nil
+		}
 	}
 	for _, p := range ports {
+		if p.TCP {
+			continue // TCP connections end by themselves
+		}
 		stale[p.Address] = map[netip.AddrPort]bool{}
 		for _, e := range p.Endpoints {
 			stale[p.Address][e] = true

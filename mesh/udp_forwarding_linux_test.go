@@ -76,10 +76,10 @@ func TestStaleUDPFlowsAreDeleted(t *testing.T) {
 			_, _ = server.WriteTo(buf[:n], from)
 		}
 	}()
-	service := controlplane.DatagramPort{Address: netip.MustParseAddrPort("240.1.2.3:7000"),
+	service := controlplane.ForwardedPort{Address: netip.MustParseAddrPort("240.1.2.3:7000"),
 		Endpoints: []netip.AddrPort{netip.MustParseAddrPort(server.LocalAddr().String())}}
 	leads := &udpForwarder{namespace: at.namespace}
-	if err := leads.update([]controlplane.DatagramPort{service}); err != nil {
+	if err := leads.update([]controlplane.ForwardedPort{service}); err != nil {
 		t.Fatal(err)
 	}
 	conn, err := at.namespace.Dial(context.Background(), "udp", service.Address.String())
@@ -98,8 +98,8 @@ func TestStaleUDPFlowsAreDeleted(t *testing.T) {
 	if err := ask(); err != nil {
 		t.Fatalf("while the service exists: %v", err)
 	}
-	other := controlplane.DatagramPort{Address: netip.MustParseAddrPort("240.1.2.4:7000"), Endpoints: service.Endpoints}
-	if err := leads.update([]controlplane.DatagramPort{other}); err != nil {
+	other := controlplane.ForwardedPort{Address: netip.MustParseAddrPort("240.1.2.4:7000"), Endpoints: service.Endpoints}
+	if err := leads.update([]controlplane.ForwardedPort{other}); err != nil {
 		t.Fatal(err)
 	}
 	if err := ask(); !errors.Is(err, syscall.ECONNREFUSED) {
@@ -110,13 +110,13 @@ func TestStaleUDPFlowsAreDeleted(t *testing.T) {
 func TestFailedUDPForwardingIsRetried(t *testing.T) {
 	tries, fails := 0, true
 	r := newSilentRunners("a")[0]
-	r.attachment.ForwardUDP = func([]controlplane.DatagramPort) error {
+	r.attachment.ForwardPorts = func([]controlplane.ForwardedPort) error {
 		if tries++; fails {
 			return errors.New("no room")
 		}
 		return nil
 	}
-	ports := []controlplane.DatagramPort{{Address: netip.MustParseAddrPort("240.1.2.3:7000")}}
+	ports := []controlplane.ForwardedPort{{Address: netip.MustParseAddrPort("240.1.2.3:7000")}}
 	led := &udpState{}
 	r.mesh.updateInstanceUDP(r, led, ports)
 	r.mesh.updateInstanceUDP(r, led, ports)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"strings"
 	"time"
@@ -46,8 +47,19 @@ func newClient(cfg Config) *http.Client {
 	guarded := dialer
 	guarded.ControlContext = cfg.Guard.Control
 	direct := proxied.Clone()
-	direct.Proxy, direct.DialContext = nil, guarded.DialContext
+	direct.Proxy, direct.DialContext = nil, func(ctx context.Context, network, address string) (net.Conn, error) {
+		return guarded.DialContext(ctx, network, replaceHost(address, cfg.Hosts))
+	}
 	return &http.Client{Transport: &transport{cfg.Guard, direct, proxied}, CheckRedirect: checkRedirect}
+}
+
+// replaceHost replaces the host of an address "host:port" if hosts contains it.
+func replaceHost(address string, hosts map[string]netip.Addr) string {
+	host, port, err := net.SplitHostPort(address)
+	if ip, ok := hosts[host]; err == nil && ok {
+		return net.JoinHostPort(ip.String(), port)
+	}
+	return address
 }
 
 func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/http"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -38,6 +39,8 @@ type Config struct {
 	TLS *tls.Config
 	// Guard determines to which addresses the Fetcher may connect, also after redirects.
 	Guard fetchguard.Guard
+	// Hosts contains the addresses of hosts that DNS does not know.
+	Hosts map[string]netip.Addr
 	// File is the path of the cache file. If it is empty, there is no cache file.
 	File   string
 	Logger *slog.Logger

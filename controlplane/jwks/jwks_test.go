@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -272,6 +273,25 @@ func TestRedirectsFromHTTPSToHTTPAreRefusedWithoutTheirTarget(t *testing.T) {
 	trust := i.Client().Transport.(*http.Transport).TLSClientConfig
 	reason := failure(t, startFetcher(t, jwks.Config{TLS: trust}), i.URL)
 	if reason != "the server redirects to a URL that is not HTTPS" {
+		t.Error(reason)
+	}
+}
+
+// TestHostsWithoutDNSAreConnectedTo: their addresses are checked, too.
+func TestHostsWithoutDNSAreConnectedTo(t *testing.T) {
+	i := newIssuer(t)
+	i.setResponse(text(keySet(t, "one", newKey(t).Public())))
+	at := strings.Replace(i.URL, "127.0.0.1", "machine.invalid", 1)
+	hosts := map[string]netip.Addr{"machine.invalid": netip.MustParseAddr("127.0.0.1")}
+	f := startFetcher(t, jwks.Config{Hosts: hosts})
+	f.SetAddresses([]string{at})
+	eventually(t, func() string {
+		if i.requests.Load() == 0 {
+			return "no request arrived"
+		}
+		return ""
+	})
+	if reason := failure(t, startFetcher(t, jwks.Config{Hosts: hosts, Guard: fetchguard.Guard{NoLoopback: true}}), at); !strings.Contains(reason, "fetches from this address are blocked") {
 		t.Error(reason)
 	}
 }

@@ -9,6 +9,20 @@ import (
 
 func TestServicesAreReachedByEveryProtocol(t *testing.T) {
 	runRows(t, []row{
+		{name: "port that is excluded from redirection", ports: []string{"http"}, docs: "\napiVersion: v1\nkind: Service\nmetadata: {name: $HOST-excluded}\nspec: {selector: {app: server}, ports: [{name: http, port: 3399, targetPort: 8080}]}\n",
+			check: func(w *testMesh, host string) error {
+				// The sidecar of client is redirected to, and that of other is not.
+				for from, proxied := range map[string]bool{"client": true, "other": false} {
+					got, err := w.get(from, "http://"+host+"-excluded.default:3399/")
+					if err != nil || got.Status != http.StatusOK || got.Server == "" {
+						return fmt.Errorf("from %s: %s %w", from, toJSON(got), err)
+					}
+					if has := got.Echo.Header.Get("X-Forwarded-Client-Cert") != ""; has != proxied {
+						return fmt.Errorf("from %s: the caller's sidecar forwarded the request: %t, want %t", from, has, proxied)
+					}
+				}
+				return nil
+			}},
 		{name: "http and its other versions", ports: []string{"http", "http2"}, check: func(w *testMesh, host string) error {
 			for _, port := range []string{"80", "82"} {
 				for _, h2 := range []bool{false, true} {

@@ -8,6 +8,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
 // TestPoliciesMatchCallers covers policies that match the properties of callers, other than refusal by name.
@@ -97,6 +99,7 @@ func TestKeysOfIssuersAreFetched(t *testing.T) {
 	}
 	runRows(t, []row{
 		{name: "keys by url", exclusive: []string{"guarded"}, docs: authentication(fmt.Sprintf("{issuer: %q, jwksUri: %q}", good.name, server.URL+"/keys")), check: check(good, stranger)},
+		{name: "keys at the name of the machine", exclusive: []string{"guarded"}, docs: authentication(fmt.Sprintf("{issuer: %q, jwksUri: %q}", good.name, strings.Replace(server.URL, "127.0.0.1", mesh.HostName, 1)+"/keys")), check: check(good, stranger)},
 		{name: "keys by discovery", exclusive: []string{"guarded"}, docs: authentication(fmt.Sprintf("{issuer: %q}", server.URL)), check: check(&discovered, &foreign)},
 	})
 }

@@ -35,7 +35,7 @@ spec:
   workloads:
   - {name: gateway, type: gateway, namespace: istio-system, labels: {istio: ingressgateway}, serviceAccount: gateway, annotations: {proxy.istio.io/config: "{gatewayTopology: {numTrustedProxies: 1}}"}}
   - {name: client, labels: {istio-locality: near.a}, serviceAccount: client, annotations: {proxy.istio.io/config: "{proxyMetadata: {ISTIO_META_ENABLE_SELF_DISCOVERY: 'true'}}"}, command: ["${PILOTFISH}", idle]}
-  - {name: other, namespace: other, serviceAccount: other, annotations: {proxy.istio.io/config: "GUEST"}, PORTS}
+  - {name: other, namespace: other, serviceAccount: other, annotations: {traffic.sidecar.istio.io/excludeOutboundPorts: "3399", proxy.istio.io/config: "GUEST"}, PORTS}
   - {name: v1, labels: {app: server, version: v1}, serviceAccount: server, PORTS}
   - {name: v2, labels: {app: server, version: v2}, serviceAccount: server, PORTS}
   - {name: guarded, serviceAccount: guarded, PORTS}
