@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-const installHint = "run `make envoy` to install a supported version, or specify a binary with --envoy-path or ENVOY_PATH"
+const installHint = "run `make envoy` or `pilotfish envoy install` to install a supported version, or specify a binary with --envoy-path or ENVOY_PATH"
 
 // NotFoundError reports that no Envoy was found.
 type NotFoundError struct {
