@@ -55,13 +55,21 @@ promtool: ## install Debian's promtool for tests into the cache, if possible
 containerd: ## install Debian's containerd, runc and CNI plugins for tests into the cache, if possible
 	@scripts/containerd.sh
 
+.PHONY: rpm
+rpm: ## install Debian's rpm for tests, if possible
+	@scripts/rpm.sh
+
+.PHONY: packages
+packages: build ## build the .deb and .rpm for virtual machines into dist/
+	@scripts/packages.sh bin "$$(go env GOARCH)" '$(VERSION)' dist
+
 .PHONY: demo
 demo: build ## run the example mesh until Ctrl-C (DEMO_FLAGS adds flags)
 	@case '$(DEMO_FLAGS)' in *--envoy-path*) ;; *) [ -n "$${ENVOY_PATH:-}" ] || bin/pilotfish envoy >/dev/null 2>&1 || scripts/envoy.sh $(ENVOY_VERSION);; esac
 	@bin/pilotfish demo $(DEMO_FLAGS)
 
 .PHONY: test
-test: lint vulncheck build envoy istiod unbound iptables promtool containerd ## run lint, the vulnerability check, unit tests and end-to-end tests
+test: lint vulncheck build envoy istiod unbound iptables promtool rpm containerd ## run lint, the vulnerability check, unit tests and end-to-end tests
 	@echo "== tests"
 	@PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -timeout 6m ./...
 	@cd e2e/oauth && go test -mod=mod ./... # a separate module, whose go.mod may be older than this one's
@@ -96,5 +104,5 @@ bench: build envoy ## measure start-up, memory, requests per second and p99
 	@go run ./bench -bin bin -envoy-version $(ENVOY_VERSION)
 
 .PHONY: clean
-clean: ## remove bin/
-	@rm -rf bin
+clean: ## remove bin/ and dist/
+	@rm -rf bin dist

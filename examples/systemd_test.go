@@ -58,7 +58,7 @@ func TestUnitStartsAndRestartsTheAgent(t *testing.T) {
 		}
 	}
 	words := strings.Fields(strings.Join(u["ExecStart"], " "))
-	if len(words) < 3 || words[0] != "/usr/local/bin/pilotfish-agent" {
+	if len(words) < 3 || words[0] != "/usr/bin/pilotfish-agent" {
 		t.Fatalf("ExecStart=%q", words)
 	}
 	help, err := exec.Command(testenv.Bin(t, "pilotfish-agent"), words[1], "--help").CombinedOutput()

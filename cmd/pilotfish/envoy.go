@@ -59,7 +59,7 @@ Exit codes:
   0  Envoy is installed
   1  it is not, for example because the hash differs`, strings.Join(envoy.PinnedVersions(), ", ")),
 		Example: `  pilotfish envoy install ./envoy-1.40.0-linux-x86_64
-  sudo pilotfish envoy install https://example.com/envoy --output /usr/local/bin/envoy`,
+  pilotfish envoy install https://example.com/envoy --output /usr/bin/envoy`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			options.Source, options.CacheDir = args[0], envoyCache()
