@@ -47,6 +47,10 @@ type agentRun struct {
 	routeRSS, routeAnon float64 // MiB, the maximum during the edits of routes
 }
 
+// settleDelay is the time after a change until the agent has saved the configuration and released the memory of large
+// messages. Otherwise the first edits would include the CPU time for that.
+const settleDelay = 12 * time.Second
+
 // agentEdits is the number of edits of each kind.
 const agentEdits = 20
 
@@ -214,7 +218,7 @@ func (run *agentRun) measure(ctx context.Context, pid int, began time.Time, mesh
 		return err
 	}
 	run.start = ready.Sub(began)
-	pause(ctx, 3*time.Second) // wait until the configuration is saved
+	pause(ctx, settleDelay)
 	run.loadRSS, run.loadAnon = peak()
 	if run.endpointCPU, err = editsOf(ctx, pid, endpointsPage, mesh.editEndpoint); err != nil {
 		return err
@@ -241,7 +245,7 @@ func editsOf(ctx context.Context, pid int, page func(planeEdit) string, edit fun
 			return 0, err
 		}
 	}
-	pause(ctx, 4*time.Second) // wait until the configuration is saved
+	pause(ctx, settleDelay)
 	spent, err := cpuOf(pid)
 	return spent - cpu, err
 }
