@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// ExecTarget describes how to run a program in the environment of an instance's application.
-type ExecTarget struct {
+// execTarget describes how to run a program in the environment of an instance's application.
+type execTarget struct {
 	// PID is the PID of a process in the instance's network namespace. It is 0 if the instance uses the machine's own
 	// network.
 	PID int `json:"pid,omitempty"`
@@ -25,13 +25,13 @@ type ExecTarget struct {
 }
 
 // execTarget returns the target for `pilotfish exec`.
-func (m *Mesh) execTarget(name string) (ExecTarget, error) {
+func (m *Mesh) execTarget(name string) (execTarget, error) {
 	for _, r := range m.snapshotRunners() {
 		if r.instance.Name != name {
 			continue
 		}
 		env, err := m.instanceEnv(r.instance, r.attachment)
-		in := ExecTarget{Env: env}
+		in := execTarget{Env: env}
 		if err == nil && m.placement.Captured() {
 			in.PID, in.Capabilities = r.agent.snapshot().PID, r.instance.Workload.Capabilities()
 			if in.PID == 0 {
@@ -40,7 +40,7 @@ func (m *Mesh) execTarget(name string) (ExecTarget, error) {
 		}
 		return in, err
 	}
-	return ExecTarget{}, fmt.Errorf("mesh %s has no workload instance %q: `pilotfish status` lists the instances", m.Name(), name)
+	return execTarget{}, fmt.Errorf("mesh %s has no workload instance %q: `pilotfish status` lists the instances", m.Name(), name)
 }
 
 // Exit statuses of `pilotfish exec` if it cannot run the program. They correspond to those of env(1) and of shells.
@@ -78,7 +78,7 @@ func newExecError(err error) error {
 // Exec replaces this process by a program that has the network, resolver and environment of an instance's application.
 // It returns only on error, with an *ExecError.
 func (c *Client) Exec(ctx context.Context, instance string, args, environ []string) error {
-	var in ExecTarget
+	var in execTarget
 	if err := c.call(ctx, http.MethodGet, "/workloads/"+url.PathEscape(instance)+"/inside", &in); err != nil {
 		return &ExecError{ExitCannotJoin, err}
 	}

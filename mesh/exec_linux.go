@@ -12,7 +12,7 @@ import (
 
 // joinProcess moves the calling thread, which stays locked, to the network and mount namespaces of a process, and
 // limits the capabilities of the program that replaces this process.
-func joinProcess(in ExecTarget, dir string) error {
+func joinProcess(in execTarget, dir string) error {
 	runtime.LockOSThread()
 	for _, ns := range []struct {
 		name string

@@ -4,6 +4,6 @@ package mesh
 
 import "runtime"
 
-func joinProcess(ExecTarget, string) error { return &UnsupportedError{OS: runtime.GOOS} }
+func joinProcess(execTarget, string) error { return &unsupportedError{OS: runtime.GOOS} }
 
-func replaceProcess(string, []string, []string) error { return &UnsupportedError{OS: runtime.GOOS} }
+func replaceProcess(string, []string, []string) error { return &unsupportedError{OS: runtime.GOOS} }

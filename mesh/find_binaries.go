@@ -11,9 +11,9 @@ import (
 // agentName is the name of the smaller binary that contains only the agent.
 const agentName = "pilotfish-agent"
 
-// FindAgent returns the command that starts the agent. This is pilotfish-agent in the directory of self or in PATH. If
+// findAgent returns the command that starts the agent. This is pilotfish-agent in the directory of self or in PATH. If
 // there is none, it is self, which contains all commands of the agent.
-func FindAgent(self, pathEnv string) []string {
+func findAgent(self, pathEnv string) []string {
 	dirs := append([]string{filepath.Dir(self)}, filepath.SplitList(pathEnv)...)
 	for _, dir := range dirs {
 		if !filepath.IsAbs(dir) {

@@ -39,7 +39,7 @@ type Config struct {
 	Network Network
 	// SelfPath is the value of ${PILOTFISH}; default: the running executable.
 	SelfPath string
-	// AgentCommand starts the agent; default: FindAgent.
+	// AgentCommand starts the agent; default: findAgent.
 	AgentCommand []string
 	// EnvoyPath is the preferred Envoy binary (--envoy-path).
 	EnvoyPath string
@@ -178,7 +178,7 @@ func (m *Mesh) findPrograms(ctx context.Context) error {
 	}
 	agent := m.cfg.AgentCommand
 	if len(agent) == 0 {
-		agent = FindAgent(m.cfg.SelfPath, lookupEnv(m.cfg.Environ, "PATH"))
+		agent = findAgent(m.cfg.SelfPath, lookupEnv(m.cfg.Environ, "PATH"))
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -212,7 +212,7 @@ func (p *capturedPlacement) Attach(i *topology.Instance) (Attachment, error) {
 	return Attachment{
 		ExposeApp: forwarders.update, UnexposeApp: forwarders.close,
 		AppEnv: app, AgentEnv: agent, EnterApp: enter(appIsolation), EnterAgent: enter(agentIsolation), Dial: sb.dial,
-		Check:      func() error { return p.publish(i) },
+		Check:        func() error { return p.publish(i) },
 		ForwardPorts: udp.update,
 	}, nil
 }

@@ -10,11 +10,11 @@ import (
 
 // Claim always fails, because only Linux has network namespaces.
 func (Captured) Claim(*topology.Topology, Resources) (Placement, error) {
-	return nil, &UnsupportedError{OS: runtime.GOOS}
+	return nil, &unsupportedError{OS: runtime.GOOS}
 }
 
 // CanCapture returns the reason why this process cannot run a captured mesh.
-func CanCapture() error { return &UnsupportedError{OS: runtime.GOOS} }
+func CanCapture() error { return &unsupportedError{OS: runtime.GOOS} }
 
 func canCreateNamespaces() bool { return false }
 

@@ -8,17 +8,17 @@ import (
 	"syscall"
 )
 
-// UnsupportedError reports that a mesh cannot run on this operating system.
-type UnsupportedError struct{ OS string }
+// unsupportedError reports that a mesh cannot run on this operating system.
+type unsupportedError struct{ OS string }
 
-func (e *UnsupportedError) Error() string {
+func (e *unsupportedError) Error() string {
 	return fmt.Sprintf("pilotfish runs meshes on Linux; this is %s: use a Linux machine, a virtual machine or a container", e.OS)
 }
 
 // checkPlatform returns an error on operating systems other than Linux.
 func checkPlatform() error {
 	if runtime.GOOS != "linux" {
-		return &UnsupportedError{OS: runtime.GOOS}
+		return &unsupportedError{OS: runtime.GOOS}
 	}
 	return nil
 }

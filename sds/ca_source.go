@@ -21,9 +21,6 @@ type TLS = dial.TLS
 // ClusterID and Headers.
 type CAServer = dial.Server
 
-// SystemRoots is the value of TLS.RootFile that selects the root certificates of the operating system.
-const SystemRoots = dial.SystemRoots
-
 // CASource obtains the workload's certificate from a certificate authority with Istio's CreateCertificate API. It
 // generates the private key, which is sent only to Envoy. It serves a certificate until the next one is signed and
 // verified.
@@ -35,10 +32,6 @@ type CASource struct {
 	// trustWake makes watchTrust check the trust file.
 	trustWake chan struct{}
 	subscribers
-
-	firstOnce   sync.Once
-	firstDone   chan struct{} // closed when FetchFirst's request has ended; nil if FetchFirst was not called
-	cancelFirst context.CancelFunc
 
 	// renewMu serializes the requests to the CA.
 	renewMu sync.Mutex
@@ -101,19 +94,6 @@ func (c *CASource) NextRotation() time.Time {
 	return c.nextRotation
 }
 
-// FetchFirst generates the key and requests the first certificate in the background, before Envoy requests the secret.
-// Run waits for this request. Only the first call has an effect.
-func (c *CASource) FetchFirst(ctx context.Context) {
-	c.firstOnce.Do(func() {
-		ctx, c.cancelFirst = context.WithCancel(ctx)
-		c.firstDone = make(chan struct{})
-		go func() {
-			defer close(c.firstDone)
-			_ = c.renew(ctx)
-		}()
-	})
-}
-
 // Run obtains certificates until ctx ends; then it returns nil.
 func (c *CASource) Run(ctx context.Context) error {
 	var parts sync.WaitGroup
@@ -121,7 +101,6 @@ func (c *CASource) Run(ctx context.Context) error {
 	if c.config.TrustFile != "" {
 		parts.Go(func() { c.watchTrust(ctx) })
 	}
-	c.waitForFirst(ctx)
 	retry := backoff.Backoff{Min: c.config.MinRetry, Max: c.config.MaxRetry}
 	for failed := false; ctx.Err() == nil; {
 		c.expireReplacedRoots()
@@ -139,21 +118,6 @@ func (c *CASource) Run(ctx context.Context) error {
 		retry.Reset()
 	}
 	return nil
-}
-
-// waitForFirst waits for the request that FetchFirst started. It cancels the request when ctx ends.
-func (c *CASource) waitForFirst(ctx context.Context) {
-	c.firstOnce.Do(func() {}) // later calls of FetchFirst do nothing
-	if c.firstDone == nil {
-		return
-	}
-	defer c.cancelFirst()
-	select {
-	case <-c.firstDone:
-	case <-ctx.Done():
-		c.cancelFirst()
-		<-c.firstDone
-	}
 }
 
 // maxPause limits each wait of Run. A longer timer would be late after a suspension of the machine or a change of the

@@ -2,7 +2,6 @@ package sds
 
 import (
 	"bytes"
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -270,33 +269,6 @@ func TestCertificateThatCannotBeRenewedIsServedAndReported(t *testing.T) {
 	ca.life = 24 * time.Hour
 	ca.listen(t, address, nil)
 	advanceToRotation(t, clock, source, first)
-}
-
-func TestFetchFirstObtainsCertificateBeforeRun(t *testing.T) {
-	ca := newAuthority(t)
-	address, _ := ca.listen(t, "127.0.0.1:0", nil)
-	source := newSource(t, caConfig(address))
-	source.FetchFirst(t.Context())
-	nextSerial(t, source, "")
-	runSource(t, source)
-	if got := ca.calls.Load(); got != 1 {
-		t.Errorf("the authority was requested %d times, want once", got)
-	}
-}
-
-func TestFetchFirstEndsWithRun(t *testing.T) {
-	ca := newAuthority(t)
-	release := make(chan struct{})
-	t.Cleanup(func() { close(release) })
-	ca.set(func(*x509.CertificateRequest) ([]string, error) { <-release; return nil, nil })
-	address, _ := ca.listen(t, "127.0.0.1:0", nil)
-	source := newSource(t, caConfig(address))
-	source.FetchFirst(context.Background())
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	if err := source.Run(ctx); err != nil {
-		t.Error(err)
-	}
 }
 
 func TestTokenAndRootsAreReadForEachCall(t *testing.T) {

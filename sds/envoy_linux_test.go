@@ -68,7 +68,6 @@ func testSuccessors(t *testing.T, protocol string) {
 	config := caConfig(address)
 	config.Clock = clock
 	source := newSource(t, config)
-	source.FetchFirst(t.Context())
 	stop := serveUntilStopped(t, dir, source)
 
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }))

@@ -47,7 +47,7 @@ func NewFileSource(config FileConfig) (*FileSource, error) {
 		config.Logger = slog.New(slog.DiscardHandler)
 	}
 	if config.Clock == nil {
-		config.Clock = SystemClock{}
+		config.Clock = systemClock{}
 	}
 	return &FileSource{config: config}, nil
 }

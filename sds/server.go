@@ -81,7 +81,7 @@ func (c *Config) setDefaults() error {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	if c.Clock == nil {
-		c.Clock = SystemClock{}
+		c.Clock = systemClock{}
 	}
 	return nil
 }

@@ -137,14 +137,14 @@ type Clock interface {
 	NewTimer(d time.Duration) <-chan time.Time
 }
 
-// SystemClock is the system clock.
-type SystemClock struct{}
+// systemClock is the system clock.
+type systemClock struct{}
 
 // Now returns time.Now().
-func (SystemClock) Now() time.Time { return time.Now() }
+func (systemClock) Now() time.Time { return time.Now() }
 
 // NewTimer returns time.After(d).
-func (SystemClock) NewTimer(d time.Duration) <-chan time.Time { return time.After(d) }
+func (systemClock) NewTimer(d time.Duration) <-chan time.Time { return time.After(d) }
 
 // subscribers is a list of functions that are called after each change.
 type subscribers struct {

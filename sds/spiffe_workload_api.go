@@ -65,7 +65,7 @@ func NewSPIFFESource(config SPIFFEConfig) (*SPIFFESource, error) {
 		config.Logger = slog.New(slog.DiscardHandler)
 	}
 	if config.Clock == nil {
-		config.Clock = SystemClock{}
+		config.Clock = systemClock{}
 	}
 	return &SPIFFESource{config: config}, nil
 }

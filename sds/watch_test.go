@@ -23,7 +23,7 @@ func TestReplacedDirectoryIsWatched(t *testing.T) {
 		write(t, file, []byte("text"))
 	}
 	lay()
-	w := &fileWatcher{debounce: time.Millisecond, clock: SystemClock{}, log: slog.New(slog.DiscardHandler), failed: func() {}, wake: make(chan struct{}, 1), timeoutFS: &fstimeout.TimeoutFS{}}
+	w := &fileWatcher{debounce: time.Millisecond, clock: systemClock{}, log: slog.New(slog.DiscardHandler), failed: func() {}, wake: make(chan struct{}, 1), timeoutFS: &fstimeout.TimeoutFS{}}
 	defer w.close()
 	if !w.updateWatches([]string{file}) {
 		t.Fatal("the directory is not watched")

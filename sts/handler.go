@@ -11,10 +11,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/httpguard"
 )
 
-// TokenPath and StatusPath are the paths of the server.
+// TokenPath and statusPath are the paths of the server.
 const (
 	TokenPath  = "/token"
-	StatusPath = "/stsStatus"
+	statusPath = "/stsStatus"
 )
 
 // handler returns the routes. It rejects requests that web pages of other sites caused. The mux responds 405 to
@@ -22,7 +22,7 @@ const (
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("POST "+TokenPath, Handler(s.Token, s.config.Now, s.answered))
-	mux.HandleFunc("GET "+StatusPath, s.serveStatus)
+	mux.HandleFunc("GET "+statusPath, s.serveStatus)
 	return onlyLoopback(httpguard.Handler(mux))
 }
 

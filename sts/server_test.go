@@ -146,7 +146,7 @@ func TestPathsAndMethods(t *testing.T) {
 		method, path string
 		status       int
 	}{
-		{"GET", TokenPath, 405}, {"PUT", TokenPath, 405}, {"POST", StatusPath, 405}, {"GET", StatusPath, 200},
+		{"GET", TokenPath, 405}, {"PUT", TokenPath, 405}, {"POST", statusPath, 405}, {"GET", statusPath, 200},
 		{"GET", "/", 404}, {"POST", "/token/x", 404}, {"POST", TokenPath + "?scope=a", 400},
 	} {
 		if got := send(t, row.method, base+row.path, formType, form(t)); got.Status != row.status {
@@ -170,7 +170,7 @@ func TestRequestsOfWebPagesAreRefused(t *testing.T) {
 		"a client by name":     {"localhost:" + port, "", 200},
 		"no port in the name":  {"localhost", "", 200},
 	} {
-		for method, path := range map[string]string{"POST": TokenPath, "GET": StatusPath} {
+		for method, path := range map[string]string{"POST": TokenPath, "GET": statusPath} {
 			request, err := http.NewRequest(method, base+path, strings.NewReader(form(t)))
 			if err != nil {
 				t.Fatal(err)
@@ -198,14 +198,14 @@ func TestRequestsOfWebPagesAreRefused(t *testing.T) {
 func TestStatusShowsNoTokens(t *testing.T) {
 	clock := newClock()
 	_, base, _ := start(t, Config{Exchanger: returning(clock, time.Hour), Now: clock.Now})
-	if got := send(t, "GET", base+StatusPath, "", ""); strings.TrimSpace(got.raw) != `{"tokens":[]}` {
+	if got := send(t, "GET", base+statusPath, "", ""); strings.TrimSpace(got.raw) != `{"tokens":[]}` {
 		t.Errorf("with no token: %s", got.raw)
 	}
 	post(t, base, formType, form(t))
 	var status struct {
 		Tokens []map[string]string `json:"tokens"`
 	}
-	got := send(t, "GET", base+StatusPath, "", "")
+	got := send(t, "GET", base+statusPath, "", "")
 	if err := json.Unmarshal([]byte(got.raw), &status); err != nil {
 		t.Fatal(err)
 	}
@@ -225,7 +225,7 @@ func TestLoopbackOnly(t *testing.T) {
 		}
 	}
 	recorder := httptest.NewRecorder()
-	request := httptest.NewRequest("GET", StatusPath, nil)
+	request := httptest.NewRequest("GET", statusPath, nil)
 	request.RemoteAddr = "10.0.0.7:1234"
 	(&Server{}).handler().ServeHTTP(recorder, request)
 	if recorder.Code != http.StatusForbidden {
@@ -346,7 +346,7 @@ func TestConnectionLimit(t *testing.T) {
 	}
 	testenv.Eventually(t, "a new connection is accepted", func() error {
 		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-		response, err := client.Get(base + StatusPath)
+		response, err := client.Get(base + statusPath)
 		if err == nil {
 			_ = response.Body.Close()
 		}

@@ -39,9 +39,6 @@ type TLS = dial.TLS
 // Headers.
 type Server = dial.Server
 
-// SystemRoots is the value of TLS.RootFile that selects the root certificates of the operating system.
-const SystemRoots = dial.SystemRoots
-
 // Config configures a Relay.
 type Config struct {
 	// Socket is the path of the unix socket to which Envoy connects.

@@ -61,11 +61,11 @@ func TestLargeFilesAreRefused(t *testing.T) {
 
 func TestTooManyDocumentsAreRefusedExceptTheFirst(t *testing.T) {
 	var b strings.Builder
-	for i := range MaxDocuments + 5 {
+	for i := range maxDocuments + 5 {
 		fmt.Fprintf(&b, "---\n{apiVersion: networking.istio.io/v1, kind: WorkloadEntry, metadata: {name: w%d}, spec: {address: 1.1.1.1}}\n", i)
 	}
 	resources, problems := Parse("f.yaml", []byte(b.String()))
-	if len(resources) != MaxDocuments || len(problems) != 1 || !strings.Contains(problems[0].Message, "more than") {
+	if len(resources) != maxDocuments || len(problems) != 1 || !strings.Contains(problems[0].Message, "more than") {
 		t.Errorf("%d resources, problems %v", len(resources), problems)
 	}
 }

@@ -131,8 +131,8 @@ func (m *sizeChecker) visit(n *yaml.Node, depth int) nodeSize {
 		return m.visitAlias(n, depth)
 	}
 	m.written++
-	if depth > MaxNesting {
-		m.fail(n, "", fmt.Sprintf("nested more than %d deep", MaxNesting), "flatten it")
+	if depth > maxNesting {
+		m.fail(n, "", fmt.Sprintf("nested more than %d deep", maxNesting), "flatten it")
 		return nodeSize{}
 	}
 	if n.Anchor != "" {
@@ -163,8 +163,8 @@ func (m *sizeChecker) visitAlias(n *yaml.Node, depth int) nodeSize {
 		return nodeSize{}
 	}
 	e := m.sizes[target]
-	if depth+e.height > MaxNesting {
-		m.fail(n, "*"+n.Value, fmt.Sprintf("nested more than %d deep", MaxNesting), "flatten it")
+	if depth+e.height > maxNesting {
+		m.fail(n, "*"+n.Value, fmt.Sprintf("nested more than %d deep", maxNesting), "flatten it")
 	}
 	return e
 }

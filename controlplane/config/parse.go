@@ -12,8 +12,8 @@ import (
 // its size.
 const (
 	MaxFileSize   = 16 << 20 // bytes
-	MaxDocuments  = 20_000   // per file
-	MaxNesting    = 64       // depth of mappings and lists
+	maxDocuments  = 20_000   // per file
+	maxNesting    = 64       // depth of mappings and lists
 	maxExpansion  = 200_000  // values that aliases may add to one document
 	maxListNested = 4        // depth of documents of kind List
 )
@@ -110,7 +110,7 @@ type fileParser struct {
 	out           *ParsedFile
 	seen          map[Key]Position
 	count         int
-	limitReported bool // exceeding MaxDocuments was reported
+	limitReported bool // exceeding maxDocuments was reported
 }
 
 // addUnreadable records that a part of the file could not be parsed.
@@ -159,12 +159,12 @@ func (f *fileParser) readChunk(c chunk) {
 // readDocument reads one document, or each document of a List.
 func (f *fileParser) readDocument(root *yaml.Node, offset, nested int) {
 	d := &document{file: f.file, offset: offset, positions: map[string]Position{}, startsProxies: f.StartsProxies}
-	if f.count++; f.count > MaxDocuments {
+	if f.count++; f.count > maxDocuments {
 		if !f.limitReported {
 			f.limitReported = true
 			f.addUnreadable(Problem{
 				At:      d.nodePosition(root),
-				Message: fmt.Sprintf("the file has more than %d documents; the control plane does not read the others", MaxDocuments), Remedy: "split it into several files",
+				Message: fmt.Sprintf("the file has more than %d documents; the control plane does not read the others", maxDocuments), Remedy: "split it into several files",
 			})
 		}
 		return

@@ -65,7 +65,7 @@ func (r *jsonReader) value(depth int) (*yaml.Node, error) {
 	}
 	switch t := token.(type) {
 	case json.Delim:
-		if depth > 10*MaxNesting {
+		if depth > 10*maxNesting {
 			return nil, errTooDeep
 		}
 		return node, r.fill(node, t, depth)

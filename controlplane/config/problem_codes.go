@@ -167,16 +167,16 @@ var codes = []CodeInfo{
 	{PatchSkipped, "patch skipped", "Envoy would reject the result of an EnvoyFilter's patch: the control plane skips the patch for this resource and applies the other patches.", "Correct the patch's value, or restrict its match."},
 }
 
-// SuppressAnnotation lists the codes of accepted findings about a document, separated by commas, or "*". Errors cannot
+// suppressAnnotation lists the codes of accepted findings about a document, separated by commas, or "*". Errors cannot
 // be suppressed, because the document is not in force.
-const SuppressAnnotation = "pilotfish.dev/suppress"
+const suppressAnnotation = "pilotfish.dev/suppress"
 
 // Suppresses reports whether the annotations of a document accept a finding.
 func Suppresses(annotations map[string]string, p Problem) bool {
 	if p.Severity == Error || len(annotations) == 0 {
 		return false
 	}
-	for item := range strings.SplitSeq(annotations[SuppressAnnotation], ",") {
+	for item := range strings.SplitSeq(annotations[suppressAnnotation], ",") {
 		if item = strings.TrimSpace(item); item == "*" || item != "" && strings.EqualFold(item, string(p.Code)) {
 			return true
 		}

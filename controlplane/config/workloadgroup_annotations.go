@@ -18,7 +18,7 @@ const (
 
 // MemberLabels returns the keys of the labels that members of a WorkloadGroup may add.
 func MemberLabels(annotations map[string]string) []string {
-	return slices.DeleteFunc(splitList(annotations[MemberLabelsAnnotation]), IsPlatformLabel)
+	return slices.DeleteFunc(splitList(annotations[MemberLabelsAnnotation]), isPlatformLabel)
 }
 
 // MemberNetworks returns the networks in which members of a WorkloadGroup may choose their addresses. Items that are
@@ -38,8 +38,8 @@ func MemberNetworks(annotations map[string]string) (networks []netip.Prefix, err
 	return networks, err
 }
 
-// IsPlatformLabel reports whether a label decides about security or topology, so that a proxy cannot set it.
-func IsPlatformLabel(key string) bool {
+// isPlatformLabel reports whether a label decides about security or topology, so that a proxy cannot set it.
+func isPlatformLabel(key string) bool {
 	domain, _, found := strings.Cut(key, "/")
 	return found && (domain == "security.istio.io" || domain == "networking.istio.io" || strings.HasPrefix(domain, "topology."))
 }
@@ -65,7 +65,7 @@ func (d *document) checkMemberAnnotations(annotations map[string]string) {
 		d.report(Warning, d.fieldPosition(at), at, annotations[MemberAddressesAnnotation], err.Error(), "write networks separated by commas")
 	}
 	for _, key := range splitList(annotations[MemberLabelsAnnotation]) {
-		if IsPlatformLabel(key) {
+		if isPlatformLabel(key) {
 			at := field(MemberLabelsAnnotation)
 			d.report(Warning, d.fieldPosition(at), at, key, "members cannot set labels of security and topology", "set the label in the group")
 		}
