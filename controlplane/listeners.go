@@ -17,13 +17,10 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/tap"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/ca"
-	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 	"github.com/pilotfish-mesh/pilotfish/internal/portowner"
 )
 
@@ -50,13 +47,6 @@ const (
 	defaultAuthTimeout = 15 * time.Second
 	// handshakeTimeout limits the TLS and HTTP/2 handshakes of a connection.
 	handshakeTimeout = 5 * time.Second
-	// maxCall limits the size in bytes of a message of a unary call. For its own requests, the discovery server has a
-	// separate limit.
-	maxCall = 32 << 10
-	// maxHeader limits the size in bytes of the headers of a call. A token has up to 8 KiB.
-	maxHeader = 32 << 10
-	// maxCalls limits the simultaneous streams and calls on one connection. An agent has one stream and few calls.
-	maxCalls = 100
 	// maxTokenRequests limits the simultaneous requests of one connection of the token port. All of them are unauthenticated
 	// until their body is read.
 	maxTokenRequests = 4
@@ -250,25 +240,6 @@ func openPort(listen func(network, address string) (net.Listener, error), addres
 	return &port{listener: listener, addr: listener.Addr().(*net.TCPAddr).AddrPort()}, nil
 }
 
-func newGRPC(transport credentials.TransportCredentials, more ...grpc.ServerOption) *grpc.Server {
-	options := append(xds.ServerOptions(),
-		grpc.MaxRecvMsgSize(maxCall), grpc.MaxHeaderListSize(maxHeader), grpc.StreamInterceptor(countUnauthenticated),
-		// Most connections are usually idle, so they share their write buffers. Responses are large.
-		grpc.WriteBufferSize(32<<10), grpc.ReadBufferSize(16<<10),
-		// When all clients reconnect, their requests wait in memory. A static window limits the memory for each client,
-		// whereas gRPC's dynamic window would grow.
-		grpc.StaticStreamWindowSize(64<<10), grpc.StaticConnWindowSize(64<<10),
-		grpc.MaxConcurrentStreams(maxCalls),
-		grpc.ConnectionTimeout(handshakeTimeout), grpc.InTapHandle(limitCalls),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-	)
-	if transport != nil {
-		options = append(options, grpc.Creds(transport))
-	}
-	return grpc.NewServer(append(options, more...)...)
-}
-
 // meshCredentials are the TLS credentials of the secure port. They promote a connection whose client certificate is of
 // the mesh as soon as its handshake is complete.
 type meshCredentials struct {
@@ -295,14 +266,6 @@ func (m meshCredentials) hasIdentity(info credentials.AuthInfo) bool {
 	return err == nil
 }
 
-// limitCalls refuses a call on a connection that had too many calls, none of which was authenticated.
-func limitCalls(ctx context.Context, _ *tap.Info) (context.Context, error) {
-	if conn := connectionOf(ctx); conn != nil && !conn.countCall() {
-		return nil, status.Error(codes.Unauthenticated, "too many unauthenticated calls")
-	}
-	return ctx, nil
-}
-
 // identify returns the identity that a stream's peer has proved on the secure port, or "" on the plaintext port. It
 // promotes the stream's connection.
 func (s *Server) identify(ctx context.Context) (string, error) {
@@ -322,19 +285,6 @@ func (s *Server) identify(ctx context.Context) (string, error) {
 		return "", status.Errorf(codes.ResourceExhausted, "the plaintext port has reached its connection limit, half of --max-connections")
 	}
 	return name, nil
-}
-
-// countUnauthenticated promotes the connection of a call that was authenticated, and counts calls that were not.
-func countUnauthenticated(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	err := handler(srv, stream)
-	if conn := connectionOf(stream.Context()); conn != nil && overTLS(stream.Context()) {
-		if status.Code(err) == codes.Unauthenticated {
-			conn.refuseCall()
-		} else {
-			conn.authenticate()
-		}
-	}
-	return err
 }
 
 // connectionOf returns the connection of a call, or nil if no connLimiter accepted it.
