@@ -13,7 +13,6 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/compare"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
-	"github.com/pilotfish-mesh/pilotfish/controlplane/config/dirstore"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registration"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
@@ -87,7 +86,7 @@ func (s *Server) serveProblems(w http.ResponseWriter, _ *http.Request, c debugCa
 }
 
 func (s *Server) serveDocuments(w http.ResponseWriter, _ *http.Request, c debugCaller) {
-	writeJSON(w, filterVisible(c, s.Status().Documents, func(d dirstore.Document) string { return d.Key.Namespace }))
+	writeJSON(w, filterVisible(c, s.Status().Documents, func(d config.Document) string { return d.Key.Namespace }))
 }
 
 func (s *Server) serveRegistrations(w http.ResponseWriter, _ *http.Request, c debugCaller) {

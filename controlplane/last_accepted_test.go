@@ -19,7 +19,6 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
-	"github.com/pilotfish-mesh/pilotfish/controlplane/config/dirstore"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
@@ -94,7 +93,7 @@ func (p *testServer) staleDocuments() {
 	p.t.Helper()
 	testenv.Eventually(p.t, "the policy is refused, and its last accepted version is in force", func() error {
 		for _, d := range p.Status().Documents {
-			if d.Key.Kind == config.PeerAuthentication && d.State == dirstore.Stale {
+			if d.Key.Kind == config.PeerAuthentication && d.State == config.Stale {
 				return nil
 			}
 		}

@@ -132,7 +132,7 @@ func (r *reader) readPaths() error {
 		r.stores, r.problems = append(r.stores, dirs), dirs.Problems()
 		for _, d := range dirs.Documents() {
 			r.documents++
-			if d.State == dirstore.InForce {
+			if d.State == config.InForce {
 				r.inForce++
 			}
 		}

@@ -22,6 +22,31 @@ func Kinds() []Kind {
 // IsSecurity reports whether the kind belongs to Istio's security API group.
 func (k Kind) IsSecurity() bool { return kinds[k].group == securityGroup }
 
+// IstioKinds returns the kinds of Istio's API groups, in a fixed order.
+func IstioKinds() []Kind {
+	return slices.DeleteFunc(Kinds(), func(k Kind) bool { return kinds[k].message == nil })
+}
+
+// APIVersions returns the supported apiVersions of the kind, the preferred one first.
+func (k Kind) APIVersions() []string {
+	info := kinds[k]
+	list := slices.Clone(info.versions)
+	for i, v := range list {
+		if info.group != "" {
+			list[i] = info.group + "/" + v
+		}
+	}
+	return list
+}
+
+// NewSpec returns an empty spec of a kind of Istio's API groups, and nil for other kinds.
+func (k Kind) NewSpec() protoreflect.ProtoMessage {
+	if kinds[k].message == nil {
+		return nil
+	}
+	return kinds[k].message.New().Interface()
+}
+
 // kindInfo describes a kind that has an effect.
 type kindInfo struct {
 	group    string // "" is the Kubernetes core group
@@ -127,7 +152,7 @@ func kindRemedy(group, kind string) string {
 	}
 	for _, other := range Kinds() {
 		if suggest.Name(kind, []string{string(other)}) != "" {
-			return fmt.Sprintf("did you mean %s, with apiVersion %s?", other, kinds[other].allowedAPIVersions())
+			return fmt.Sprintf("did you mean %s, with apiVersion %s?", other, strings.Join(other.APIVersions(), ", "))
 		}
 	}
 	return didYouMean(kind, names)
@@ -139,16 +164,4 @@ func splitAPIVersion(apiVersion string) (group, version string) {
 		return group, version
 	}
 	return "", apiVersion
-}
-
-// allowedAPIVersions lists the valid apiVersions of a kind.
-func (k kindInfo) allowedAPIVersions() string {
-	var list []string
-	for _, v := range k.versions {
-		if k.group != "" {
-			v = k.group + "/" + v
-		}
-		list = append(list, v)
-	}
-	return strings.Join(list, ", ")
 }

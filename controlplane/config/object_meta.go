@@ -161,7 +161,7 @@ func (d *document) lookupKind(h objectHeader) (info kindInfo, ok bool) {
 		d.inert = true
 		d.reportAs(KindNoEffect, Warning, d.origin, "kind", h.kind, fmt.Sprintf("%s of %s is not supported in this version: it has no effect", h.kind, h.group), "keep it for a mesh that supports it, or remove it")
 	case known && (isMeshGroup(h.group) || isMisspelledGroup(h.group)):
-		d.refuseAs(NoSuchKind, d.fieldPosition("apiVersion"), "apiVersion", h.apiVersion, "no known API for a "+h.kind, "one of: "+info.allowedAPIVersions())
+		d.refuseAs(NoSuchKind, d.fieldPosition("apiVersion"), "apiVersion", h.apiVersion, "no known API for a "+h.kind, "one of: "+strings.Join(d.key.Kind.APIVersions(), ", "))
 	case isMeshGroup(h.group):
 		d.unknownKind = true
 		d.refuseAs(NoSuchKind, d.fieldPosition("kind"), "kind", h.kind, "unknown kind", kindRemedy(h.group, h.kind))
@@ -178,7 +178,7 @@ func (d *document) checkVersion(h objectHeader, info kindInfo) bool {
 			return true
 		}
 	}
-	d.refuseAs(NoSuchKind, d.fieldPosition("apiVersion"), "apiVersion", h.apiVersion, "no known version of a "+h.kind, "one of: "+info.allowedAPIVersions())
+	d.refuseAs(NoSuchKind, d.fieldPosition("apiVersion"), "apiVersion", h.apiVersion, "no known version of a "+h.kind, "one of: "+strings.Join(d.key.Kind.APIVersions(), ", "))
 	return false
 }
 

@@ -167,30 +167,16 @@ func (s *Store) poll(ctx context.Context) error {
 	}
 }
 
+// Synced returns a closed channel, because New has read the files.
+func (s *Store) Synced() <-chan struct{} {
+	done := make(chan struct{})
+	close(done)
+	return done
+}
+
 // Health reports whether the files can be read. While they cannot, the last read documents stay in force.
 func (s *Store) Health() (ok bool, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.failure == "", s.failure
-}
-
-// State is the result of reading a document.
-type State string
-
-// States of a document.
-const (
-	InForce State = "in force"  // the current text is in force
-	Stale   State = "stale"     // the current text is refused, and the last accepted version is in force
-	Refused State = "refused"   // no version is in force
-	Denied  State = "denied"    // no version of the policy was accepted: what it selects is denied
-	Inert   State = "no effect" // the kind has no effect here
-)
-
-// Document reports the state of one document of a store's files.
-type Document struct {
-	Key   config.Key      `json:"resource"`
-	At    config.Position `json:"at"`
-	State State           `json:"state"`
-	// Since is when the version in force was first read; zero if none is.
-	Since time.Time `json:"since,omitzero"`
 }

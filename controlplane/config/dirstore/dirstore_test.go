@@ -104,13 +104,13 @@ func portOf(store config.Store, name string) uint32 {
 	return 0
 }
 
-func (f *runningStore) document(name string) Document {
+func (f *runningStore) document(name string) config.Document {
 	for _, d := range f.Documents() {
 		if d.Key == serviceKey(name) {
 			return d
 		}
 	}
-	return Document{}
+	return config.Document{}
 }
 
 func TestChangedFilesAreRead(t *testing.T) {
@@ -210,7 +210,7 @@ func TestRefusedDocumentRetainsLastGoodVersion(t *testing.T) {
 	if portOf(f, "a") != 80 {
 		t.Error("the last accepted version is not in force any more")
 	}
-	if d := f.document("a"); d.State != Stale || !d.Since.Equal(since) || d.At.Line != 1 {
+	if d := f.document("a"); d.State != config.Stale || !d.Since.Equal(since) || d.At.Line != 1 {
 		t.Errorf("document is %+v", d)
 	}
 	if p := listErrors(f.Problems()); len(p) != 1 || p[0].Field != "spec.ports[0].prot" || p[0].At.File != filepath.Join(dir, "a.yaml") {
@@ -235,12 +235,12 @@ func TestFileWithSyntaxErrorRetainsAllDocuments(t *testing.T) {
 		"not UTF-8":           "\xff\xfe",
 	} {
 		f.write("a.yaml", text)
-		f.waitFor(name, func() bool { return f.document("b").State == Stale })
+		f.waitFor(name, func() bool { return f.document("b").State == config.Stale })
 		if portOf(f, "a") != 80 || portOf(f, "b") != 80 {
 			t.Errorf("%s: %v are in force", name, f.List(config.Service))
 		}
 		f.write("a.yaml", service("a", 80)+"---\n"+service("b", 80))
-		f.waitFor("mended", func() bool { return f.document("b").State == InForce })
+		f.waitFor("mended", func() bool { return f.document("b").State == config.InForce })
 	}
 }
 

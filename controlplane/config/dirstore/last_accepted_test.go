@@ -103,7 +103,7 @@ func (r *restarts) breakFiles(good, bad map[string]string) {
 	r.waitFor("the documents are stale and kept", func() bool {
 		stale := 0
 		for _, d := range r.store.Documents() {
-			if d.State == Stale {
+			if d.State == config.Stale {
 				stale++
 			}
 		}
@@ -113,13 +113,13 @@ func (r *restarts) breakFiles(good, bad map[string]string) {
 	r.stop()
 }
 
-func (r *restarts) state(key config.Key) Document {
+func (r *restarts) state(key config.Key) config.Document {
 	for _, d := range r.store.Documents() {
 		if d.Key == key {
 			return d
 		}
 	}
-	return Document{}
+	return config.Document{}
 }
 
 func (r *restarts) wantInForce(want bool, keys ...config.Key) {
@@ -159,7 +159,7 @@ func TestRestartRetainsLastGoodVersions(t *testing.T) {
 				r.wantStrict()
 				r.wantInForce(true, denyKey)
 				after := r.state(strictKey)
-				if after.State != Stale || !after.Since.Equal(before.Since) || after.At != before.At {
+				if after.State != config.Stale || !after.Since.Equal(before.Since) || after.At != before.At {
 					t.Errorf("the document was %+v, and is %+v", before, after)
 				}
 				if at := r.store.Get(strictKey).PositionOf("spec.mtls.mode"); at.File != filepath.Join(r.dir, "strict.yaml") || at.Line != 1 {
@@ -181,7 +181,7 @@ func TestFixedDocumentRemovesLastGoodFile(t *testing.T) {
 	r.write("a.yaml", service("a", 81))
 	r.waitFor("the mended document is in force", func() bool { return portOf(r.store, "a") == 81 })
 	r.waitFor("nothing is kept", func() bool { return !r.hasLastGoodFile() })
-	if d := r.state(serviceKey("a")); d.State != InForce {
+	if d := r.state(serviceKey("a")); d.State != config.InForce {
 		t.Errorf("document is %+v", d)
 	}
 }
@@ -191,7 +191,7 @@ func TestDocumentFixedBeforeRestartIsInForce(t *testing.T) {
 	r.breakFiles(map[string]string{"a.yaml": service("a", 80)}, map[string]string{"a.yaml": "{"})
 	r.write("a.yaml", service("a", 81))
 	r.start()
-	if d := r.state(serviceKey("a")); portOf(r.store, "a") != 81 || d.State != InForce || d.At.Line != 1 {
+	if d := r.state(serviceKey("a")); portOf(r.store, "a") != 81 || d.State != config.InForce || d.At.Line != 1 {
 		t.Errorf("port %d is in force, document is %+v", portOf(r.store, "a"), d)
 	}
 	r.run()
@@ -220,7 +220,7 @@ func TestDocumentMovedBeforeRestartRetainsLastGoodVersion(t *testing.T) {
 	}
 	r.start()
 	r.wantStrict()
-	if d := r.state(strictKey); d.State != Stale || !d.Since.Equal(since) {
+	if d := r.state(strictKey); d.State != config.Stale || !d.Since.Equal(since) {
 		t.Errorf("document is %+v", d)
 	}
 }
@@ -231,7 +231,7 @@ func TestFileEmptyAtRestartRetainsDocuments(t *testing.T) {
 	r.write("a.yaml", "")
 	r.start()
 	r.wantStrict()
-	if d := r.state(strictKey); d.State != Stale {
+	if d := r.state(strictKey); d.State != config.Stale {
 		t.Errorf("document is %+v", d)
 	}
 	r.write("a.yaml", badStrict())
@@ -284,7 +284,7 @@ func TestUnusableLastGoodFileIsAWarning(t *testing.T) {
 	r.start()
 	r.run()
 	r.write("a.yaml", badStrict())
-	r.waitFor("it is refused", func() bool { return r.state(strictKey).State == Stale })
+	r.waitFor("it is refused", func() bool { return r.state(strictKey).State == config.Stale })
 	r.stop()
 	r.wantStrict()
 	if n := strings.Count(r.log.String(), "cannot store the last accepted versions"); n != 1 || !strings.Contains(r.log.String(), r.lastGoodFile) {

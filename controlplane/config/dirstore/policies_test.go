@@ -56,12 +56,12 @@ func TestDenialEndsWithItsDocument(t *testing.T) {
 	for name, c := range map[string]struct {
 		edits  []string
 		denied bool
-		state  State
+		state  config.DocumentState
 		codes  string
 	}{
-		"nothing else":                            {nil, true, Denied, "PF0213"},
-		"a corrected document":                    {[]string{good}, false, InForce, ""},
-		"a document corrected and broken again":   {[]string{good, brokenPolicy}, false, Stale, ""},
+		"nothing else":                            {nil, true, config.Denied, "PF0213"},
+		"a corrected document":                    {[]string{good}, false, config.InForce, ""},
+		"a document corrected and broken again":   {[]string{good, brokenPolicy}, false, config.Stale, ""},
 		"a removed document":                      {[]string{service("a", 80)}, false, "", ""},
 		"a removed document, and another refused": {[]string{"apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {x: y}\n"}, false, "", ""},
 		"an emptied file":                         {[]string{"\n"}, false, "", ""},
@@ -77,7 +77,7 @@ func TestDenialEndsWithItsDocument(t *testing.T) {
 			if denied := r != nil && r.Denial; denied != c.denied {
 				t.Errorf("the policy in force is %+v", r)
 			}
-			var state State
+			var state config.DocumentState
 			for _, d := range s.Documents() {
 				if d.Key == key {
 					state = d.State

@@ -22,7 +22,7 @@ type storeReport struct {
 // fileReport holds the problems and documents of one file. It is immutable.
 type fileReport struct {
 	problems  []config.Problem
-	documents []Document
+	documents []config.Document
 }
 
 // Problems returns the problems of the documents as they are written now, ordered by file.
@@ -41,10 +41,10 @@ func (s *Store) Problems() []config.Problem {
 
 // Documents returns the state of each document, ordered by file. A document whose name cannot be read appears only in
 // Problems.
-func (s *Store) Documents() []Document {
+func (s *Store) Documents() []config.Document {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var documents []Document
+	var documents []config.Document
 	for _, path := range s.report.order {
 		documents = append(documents, s.report.files[path].documents...)
 	}
@@ -190,33 +190,33 @@ func (s *Store) isDenialInForce(t *trackedFile, key config.Key) bool {
 	return p != nil && p.Denial != nil && s.inForce[key] == p.Denial
 }
 
-func (s *Store) listDocuments(path string) []Document {
+func (s *Store) listDocuments(path string) []config.Document {
 	t := s.files[path]
-	var documents []Document
+	var documents []config.Document
 	listed := map[config.Key]bool{}
 	for _, d := range t.parsed.Documents {
-		doc := Document{Key: d.Key, At: d.At, State: Refused}
+		doc := config.Document{Key: d.Key, At: d.At, State: config.Refused}
 		h, good := t.accepted[d.Key]
 		switch {
 		case d.Inert:
-			doc.State = Inert
+			doc.State = config.Inert
 		case good && s.owner[d.Key] == path:
-			doc.State, doc.Since = InForce, h.since
+			doc.State, doc.Since = config.InForce, h.since
 			if h.stale {
-				doc.State = Stale
+				doc.State = config.Stale
 			}
 		case s.isDenialInForce(t, d.Key):
-			doc.State = Denied
+			doc.State = config.Denied
 		}
 		listed[d.Key] = listed[d.Key] || !d.Inert
 		documents = append(documents, doc)
 	}
-	var unseen []Document // documents of a text that cannot be parsed
+	var unseen []config.Document // documents of a text that cannot be parsed
 	for key, h := range t.accepted {
 		if !listed[key] && s.owner[key] == path {
-			unseen = append(unseen, Document{Key: key, At: h.resource.Origin, State: Stale, Since: h.since})
+			unseen = append(unseen, config.Document{Key: key, At: h.resource.Origin, State: config.Stale, Since: h.since})
 		}
 	}
-	slices.SortFunc(unseen, func(a, b Document) int { return config.CompareKeys(a.Key, b.Key) })
+	slices.SortFunc(unseen, func(a, b config.Document) int { return config.CompareKeys(a.Key, b.Key) })
 	return append(documents, unseen...)
 }
