@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -38,8 +39,9 @@ func NewCommand() *cobra.Command {
 		Use:   "control-plane --config-dir DIR",
 		Short: "Run the control plane: serve xDS and certificates to proxies",
 		Long: `Run the control plane in the foreground, until SIGINT or SIGTERM. It reads Istio
-resources and Kubernetes Services from a directory that it watches. By default
-it listens on loopback; --address changes that. Its ports are:
+resources and Kubernetes Services from a directory that it watches, and from
+the configSources of the mesh configuration. By default it listens on loopback;
+--address changes that. Its ports are:
   15010  xDS in plaintext; by default only if --address is loopback
   15012  xDS and the certificate authority, over TLS; clients authenticate with
          a token or a certificate
@@ -91,6 +93,8 @@ Exit codes:
 	flags.IntVar(&cfg.Ports.Tokens, "token-port", 15016, "port for token exchange over HTTPS")
 	flags.StringVar(&cfg.TokenIssuer, "token-issuer", "", "issuer of exchanged tokens, such as https://mesh.example (default: the address of the token port)")
 	flags.StringVar(&cfg.MeshConfigFile, "mesh-config", "", "file of Istio's MeshConfig, in YAML")
+	flags.StringVar(&cfg.ConfigSourceTokenFile, "config-source-token-file", "", "file with a token that the control plane sends to the xds:// sources of the mesh configuration, over TLS")
+	flags.StringSliceVar(&cfg.DocumentReaders, "document-readers", nil, "identities of control planes that may read all Istio documents on the secure port: NAMESPACE/ACCOUNT or SPIFFE ID (default: none)")
 	flags.StringVar(&cfg.TrustDomain, "trust-domain", "", "trust domain of all identities (default: the mesh configuration's, or cluster.local)")
 	flags.BoolVar(&cfg.NamespaceGatewaySecrets, "namespace-gateway-secrets", false, "send a gateway's Secrets to every service account of the namespace that claims the gateway's labels, not only to accounts of known workloads that the Gateway selects")
 	authorityFlags(flags, &cfg.Authority)
@@ -110,7 +114,7 @@ Exit codes:
 	flags.DurationVar(&cfg.OnDemandTimeout, "on-demand-timeout", translate.DefaultOnDemandTimeout, "how long a request waits for an on-demand resource while no control plane responds")
 	EndpointFlags(flags, &cfg.Endpoints)
 	flags.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error")
-	_ = cmd.MarkFlagRequired("config-dir") // the flag exists
+	cmd.MarkFlagsOneRequired("config-dir", "mesh-config")
 	return cmd
 }
 
@@ -125,6 +129,10 @@ func runCommand(ctx context.Context, cfg Config) error {
 	server, err := New(cfg)
 	if err != nil {
 		return err
+	}
+	if len(server.sources) == 0 {
+		_ = server.Close()
+		return errors.New("there is no source of documents: set --config-dir, or configSources in the file of --mesh-config")
 	}
 	return server.Run(ctx)
 }

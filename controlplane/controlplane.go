@@ -3,6 +3,7 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,7 +22,6 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/ca"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config/dirstore"
-	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/jwks"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registration"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
@@ -110,6 +110,11 @@ type Config struct {
 	// TLSPolicy restricts the TLS of ports 15012 and 15016, and of connections that fetch keys of token issuers. The
 	// control plane logs and ignores an unknown policy, as Istio does.
 	TLSPolicy tlspolicy.Policy
+	// ConfigSourceTokenFile is a file with a token that the control plane sends to the servers of configSources, over TLS.
+	ConfigSourceTokenFile string
+	// DocumentReaders are the identities of control planes that may read all documents of Istio's kinds, as SPIFFE IDs or
+	// NAMESPACE/ACCOUNT. By default, no client may.
+	DocumentReaders []string
 	// AcceptHTTP10 makes all proxies accept HTTP/1.0. The node metadata HTTP10=1 does so for one proxy.
 	AcceptHTTP10 bool
 	Logger       *slog.Logger
@@ -199,8 +204,8 @@ func (c Config) withDefaults() (Config, error) {
 type Status struct {
 	// Problems are the findings of the current configuration.
 	Problems []config.Problem `json:"problems"`
-	// Documents lists the documents of the configuration directories and their state.
-	Documents []dirstore.Document `json:"documents"`
+	// Documents lists the documents of the configuration sources and their state.
+	Documents []config.Document `json:"documents"`
 	// Pending reports whether there are changes that have not been pushed yet.
 	Pending bool               `json:"pending"`
 	Clients []xds.ClientStatus `json:"clients"`
@@ -208,18 +213,24 @@ type Status struct {
 
 // Server is one control plane. Its methods are safe for concurrent use.
 type Server struct {
-	cfg         Config
-	log         *slog.Logger
-	authority   *ca.Authority
-	dirs        *dirstore.Store // nil without directories
-	store       *config.MultiStore
-	registrar   *registration.Registrar
-	meshWatcher *meshConfigWatcher // nil if no file is configured
-	discovery   *xds.Server
-	pushLoop    *pushLoop
-	usage       *usageHistory
-	analysis    *analysisLoop
-	keys        *jwks.Fetcher
+	cfg       Config
+	log       *slog.Logger
+	authority *ca.Authority
+	dirs      *dirstore.Store // nil without directories
+	// sources are all configuration sources. remote are those that are control planes.
+	sources []configSource
+	remote  []config.Store
+	// startedSources are the configSources of the mesh configuration at the start.
+	startedSources []*meshconfig.ConfigSource
+	readers        *documentReaders
+	store          *config.MultiStore
+	registrar      *registration.Registrar
+	meshWatcher    *meshConfigWatcher // nil if no file is configured
+	discovery      *xds.Server
+	pushLoop       *pushLoop
+	usage          *usageHistory
+	analysis       *analysisLoop
+	keys           *jwks.Fetcher
 	// issuerKeys fetches the keys of Config.Authority.Issuer. It is nil without an issuer, or if the keys are in a
 	// file.
 	issuerKeys *jwks.Fetcher
@@ -292,26 +303,6 @@ func (s *Server) loadAuthority() (err error) {
 	return err
 }
 
-func (s *Server) openStores() (err error) {
-	var stores []config.Store
-	if len(s.cfg.ConfigDirs) > 0 {
-		s.dirs, err = dirstore.New(dirstore.Config{
-			Paths: s.cfg.ConfigDirs, Check: envoyfilter.Check, StartsProxies: s.cfg.StartsProxies, OnInvalidPolicy: s.cfg.OnInvalidPolicy, LastGood: filepath.Join(s.cfg.StateDir, lastGoodFile), Logger: s.log,
-		})
-		if err != nil {
-			return err
-		}
-		stores = append(stores, s.dirs)
-	}
-	documents := append(stores, s.cfg.Stores...)
-	s.registrar = registration.New(registration.Config{
-		Groups: config.NewMultiStore(documents...), File: filepath.Join(s.cfg.StateDir, registeredFile), LocalNetworks: s.cfg.LocalNetworks,
-		Logger: s.log, Registerer: s.registry,
-	})
-	s.store = config.NewMultiStore(append(documents, s.registrar)...)
-	return nil
-}
-
 func (s *Server) composeDiscovery() (err error) {
 	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	changes := &changeLog{}
@@ -319,7 +310,7 @@ func (s *Server) composeDiscovery() (err error) {
 	s.discovery, err = xds.NewServer(xds.Config{
 		Source: proxySource{
 			log: s.log, refusals: &loglimit.Limiter{}, registrar: s.registrar, changes: changes, usage: s.usage, acceptHTTP10: s.cfg.AcceptHTTP10, onDemandDefault: s.cfg.AutomaticScope,
-			onDemandTimeout: s.cfg.OnDemandTimeout, revocations: &s.revocations,
+			onDemandTimeout: s.cfg.OnDemandTimeout, revocations: &s.revocations, readers: s.readers,
 		}, Identify: s.identify, Logger: s.log, Registerer: s.registry,
 		Admission: s.cfg.Admission, Memory: s.memoryShare,
 	})
@@ -350,7 +341,11 @@ func (s *Server) Run(ctx context.Context) error {
 	var background sync.WaitGroup
 	defer background.Wait()
 	defer stop() // runs before the wait for the background goroutines
-	background.Go(func() { s.pushLoop.run(ctx) })
+	background.Go(func() {
+		if s.awaitSources(ctx) {
+			s.pushLoop.run(ctx)
+		}
+	})
 	background.Go(func() { s.analysis.run(ctx) })
 	background.Go(func() { s.usage.run(ctx) })
 	background.Go(func() { _ = s.keys.Run(ctx) }) // Run returns only when the context ends
@@ -370,10 +365,10 @@ func (s *Server) Run(ctx context.Context) error {
 	if s.denyList != nil {
 		background.Go(func() { s.denyList.run(ctx) })
 	}
-	if s.dirs != nil {
+	for _, source := range s.sources {
 		background.Go(func() {
-			if err := s.dirs.Run(ctx); err != nil {
-				s.log.Error("watching the configuration directory failed; changes are not detected any more", "error", err)
+			if err := source.Run(ctx); err != nil {
+				s.log.Error("watching a configuration source failed; changes are not detected any more", "error", err)
 			}
 		})
 	}
@@ -404,22 +399,17 @@ func (s *Server) Health() (bool, string) {
 	case !s.serving.Load():
 		return false, "the server is not running"
 	case s.pushLoop.snapshot() == nil:
-		return false, "the first configuration is still being built"
+		return false, cmp.Or(s.sourceHealth(), "the first configuration is still being built")
 	}
-	if s.dirs != nil {
-		if ok, reason := s.dirs.Health(); !ok {
-			// The earlier configuration is still in use, so the server continues to serve clients.
-			return true, reason
-		}
-	}
-	return true, ""
+	// The earlier configuration is still in use, so the server continues to serve clients.
+	return true, s.sourceHealth()
 }
 
 // Status returns the findings of the configuration and the state of every client.
 func (s *Server) Status() Status {
-	st := Status{Problems: s.problems(), Documents: []dirstore.Document{}, Pending: s.pushLoop.pending(), Clients: s.discovery.Clients()}
-	if s.dirs != nil {
-		st.Documents = append(st.Documents, s.dirs.Documents()...)
+	st := Status{Problems: s.problems(), Documents: []config.Document{}, Pending: s.pushLoop.pending(), Clients: s.discovery.Clients()}
+	for _, source := range s.sources {
+		st.Documents = append(st.Documents, source.Documents()...)
 	}
 	return st
 }
@@ -441,9 +431,7 @@ func (s *Server) documentProblems() []config.Problem {
 	if s.meshWatcher != nil {
 		all = append(all, s.meshWatcher.problems()...)
 	}
-	if s.dirs != nil {
-		all = append(all, s.dirs.Problems()...)
-	}
+	all = append(all, s.sourceProblems()...)
 	all = append(all, s.store.Problems()...)
 	if latest := s.pushLoop.snapshot(); latest != nil {
 		all = append(all, keyProblems(latest, s.keys.Failures())...)

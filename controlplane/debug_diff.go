@@ -171,9 +171,9 @@ func (s *Server) diff(request DiffRequest) (*DiffAnswer, error) {
 	for _, d := range request.Secrets {
 		secrets.Put(d.resource(s.store))
 	}
-	stores := append([]config.Store{documents, secrets}, s.cfg.Stores...)
+	stores := slices.Concat([]config.Store{documents, secrets}, s.cfg.Stores, s.remote, []config.Store{s.registrar})
 	in := before.Inputs()
-	in.Store = config.NewMultiStore(append(stores, s.registrar)...)
+	in.Store = config.NewMultiStore(stores...)
 	after := snapshot.Build(nil, in, nil)
 	answer.Problems = append(answer.Problems, config.Unsuppressed(analysis.Check(after), in.Store)...)
 	var proxies []*translate.Proxy

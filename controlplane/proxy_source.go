@@ -30,10 +30,19 @@ type proxySource struct {
 	// onDemandTimeout limits how long requests wait for on-demand resources.
 	onDemandTimeout time.Duration
 	revocations     *revocations
+	readers         *documentReaders
 }
 
-// Connect accepts a proxy if its node is valid and matches its proved identity.
+// Connect accepts a proxy if its node is valid and matches its proved identity. It accepts another control plane if it
+// may read the documents.
 func (s proxySource) Connect(ctx context.Context, node *corev3.Node, peer xds.Peer) (xds.Proxy, error) {
+	if isDocumentReader(node) {
+		reader, err := s.readers.connect(peer)
+		if err != nil {
+			return nil, s.refuseProxy(codes.PermissionDenied, peer, err)
+		}
+		return reader, nil
+	}
 	if _, err := translate.ParseProxy(node, ""); err != nil {
 		return nil, s.refuseProxy(codes.InvalidArgument, peer, err)
 	}

@@ -70,9 +70,10 @@ func securityDocument(kind, name, spec string) string {
 
 // whileRunning maps the codes that only a running mesh can report to the tests that check them.
 var whileRunning = map[config.Code]string{
-	config.KeysNotFetched:  "controlplane: TestKeysNotFetchedAreReportedAtTheRule",
-	config.RejectedByEnvoy: "controlplane: TestRejectionNamesTheChangedDocumentAndTheQuotedField",
-	config.PatchSkipped:    "controlplane/translate: TestPatchesThatEnvoyWouldRejectAreSkipped",
+	config.SourceUnavailable: "controlplane: TestControlPlaneFeedsAnother",
+	config.KeysNotFetched:    "controlplane: TestKeysNotFetchedAreReportedAtTheRule",
+	config.RejectedByEnvoy:   "controlplane: TestRejectionNamesTheChangedDocumentAndTheQuotedField",
+	config.PatchSkipped:      "controlplane/translate: TestPatchesThatEnvoyWouldRejectAreSkipped",
 }
 
 func TestTestsOfRunningMeshesExist(t *testing.T) {

@@ -23,6 +23,7 @@ const (
 	MeshConfigRefused   Code = "PF0010"
 	CertificateNotValid Code = "PF0011"
 	AmbiguousWord       Code = "PF0012"
+	SourceUnavailable   Code = "PF0013"
 )
 
 // References to objects that do not exist.
@@ -120,6 +121,7 @@ var codes = []CodeInfo{
 	{MeshConfigRefused, "mesh configuration refused", "The mesh configuration file is refused; its last accepted version stays in force.", "Fix the file."},
 	{CertificateNotValid, "certificate not valid now", "A certificate of a Secret has expired or is not valid yet: peers that verify it refuse the connection.", "Replace it with a certificate that is valid now."},
 	{AmbiguousWord, "ambiguous word", "The document contains an unquoted yes, no, on, off, y or n. kubectl and Istio, which use YAML 1.1, read this word as true or false; other parsers read it as text.", "Quote it if text is meant; otherwise write true or false."},
+	{SourceUnavailable, "source unavailable", "A configuration source (configSources of the mesh configuration) is not connected, or has not sent valid documents of all kinds yet. Its last accepted documents stay in force. Proxies receive no configuration before the first ones.", "Check the address, tlsSettings and credentials of the source, and its log."},
 
 	{UnknownHost, "unknown host", "A rule, or an ExternalName, names a host that no Service or ServiceEntry has: requests that are routed there receive a 503, and a rule for it has no effect.", "Correct the host, or add a Service or ServiceEntry."},
 	{UnknownPort, "unknown port", "A rule names a port that the service does not have, a Sidecar names a port that none of its egress hosts has, or an alias has a port that its service does not have.", "Use one of the service's ports."},

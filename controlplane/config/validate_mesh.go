@@ -20,6 +20,7 @@ var meshEffect = map[protoreflect.Name]bool{
 	"default_providers": true, "path_normalization": true, "default_http_retry_policy": true, "mesh_mTLS": true, "tls_defaults": true,
 	// The following settings are always active: listeners have no log of their own, and agents merge metrics.
 	"disable_envoy_listener_log": true, "enable_prometheus_merge": true,
+	"config_sources": true,
 }
 
 // CheckMesh validates a mesh configuration. It returns an error if proxies would reject the generated resources.
@@ -29,6 +30,9 @@ func CheckMesh(mesh *meshconfig.MeshConfig) (warnings []Problem, err error) {
 		return nil, err
 	}
 	if err := checkMeshValues(mesh); err != nil {
+		return nil, err
+	}
+	if err := checkConfigSources(mesh); err != nil {
 		return nil, err
 	}
 	names := map[string]bool{}
@@ -52,7 +56,7 @@ func CheckMesh(mesh *meshconfig.MeshConfig) (warnings []Problem, err error) {
 			}
 		}
 	}
-	return findIgnoredMeshFields(mesh), nil
+	return append(findIgnoredMeshFields(mesh), questionConfigSources(mesh)...), nil
 }
 
 func findIgnoredMeshFields(mesh *meshconfig.MeshConfig) []Problem {

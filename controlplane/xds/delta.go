@@ -14,7 +14,7 @@ func (c *connection) handleDelta(r *request) error {
 	case isReport(r.typeURL):
 		c.handleReport(r)
 		return nil
-	case !isServed(r.typeURL):
+	case !c.isServed(r.typeURL):
 		return c.answerUnserved(r)
 	}
 	if err := checkClaims(r, c.availableBytes(r.initialPage)); err != nil {

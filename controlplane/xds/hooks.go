@@ -5,6 +5,10 @@ import "time"
 // Hooks contains the optional functions of a Proxy. A function that is nil is not called. The server calls them from
 // one goroutine at a time.
 type Hooks struct {
+	// Types are the types that the client can request, in the order in which one push sends them; nil selects Order.
+	// Types without the prefix type.googleapis.com/ contain documents: a first request without names subscribes to all
+	// of them.
+	Types []string
 	// AttributeNACK returns the documents from which the named resources were generated, the most likely cause first.
 	// since is the time of the client's last ACK of the type. It is zero if there was none.
 	AttributeNACK func(state State, typeURL string, names []string, reason string, since time.Time) []SuspectDocument

@@ -67,6 +67,9 @@ func shortType(typeURL string) string {
 	if short, ok := shortTypes[typeURL]; ok {
 		return short
 	}
+	if isDocumentType(typeURL) {
+		return "documents"
+	}
 	return "other"
 }
 

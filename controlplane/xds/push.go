@@ -55,7 +55,7 @@ func (c *connection) advance() error {
 		return nil
 	}
 	var held time.Duration
-	for _, typeURL := range Order {
+	for _, typeURL := range c.types() {
 		t, dirty := c.dirty[typeURL]
 		sub, ok := c.subs[typeURL]
 		if !ok {
@@ -157,14 +157,21 @@ func (c *connection) pushScope(change Change) PushScope {
 	scope, err := c.callComputePushScope(change)
 	if err != nil {
 		c.log.Error("computing which resources a change affects failed; generating all resources", "error", err)
-		return FullPushScope()
+		return c.fullPushScope()
 	}
+	return scope
+}
+
+// fullPushScope returns the scope with all resources of all types of the client.
+func (c *connection) fullPushScope() PushScope {
+	scope := PushScope{}
+	scope.AddAll(c.types()...)
 	return scope
 }
 
 func (c *connection) callComputePushScope(change Change) (scope PushScope, err error) {
 	if change == nil {
-		return FullPushScope(), nil
+		return c.fullPushScope(), nil
 	}
 	defer func() {
 		if p := recover(); p != nil {
@@ -255,7 +262,7 @@ func (c *connection) delayRemovals() {
 
 // flushRemovals sends the scheduled removals. It starts with the types that refer to other types.
 func (c *connection) flushRemovals() error {
-	for _, typeURL := range slices.Backward(Order) {
+	for _, typeURL := range slices.Backward(c.types()) {
 		sub, ok := c.subs[typeURL]
 		if !ok || len(sub.removing) == 0 {
 			continue

@@ -6,6 +6,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -19,9 +20,20 @@ const healthReportType = "type.googleapis.com/istio.v1.HealthInformation"
 // reason. No resources of this type exist.
 const DegradationType = "type.googleapis.com/pilotfish.v1.Degradation"
 
-// isServed reports whether the server has resources of the type. For other types, responses report that no resource
-// exists.
-func isServed(typeURL string) bool { return slices.Contains(Order, typeURL) }
+// types returns the types that the client can request, in the order in which one push sends them.
+func (c *connection) types() []string {
+	if c.hooks.Types != nil {
+		return c.hooks.Types
+	}
+	return Order
+}
+
+// isServed reports whether the server has resources of the type for the client. For other types, responses report that
+// no resource exists.
+func (c *connection) isServed(typeURL string) bool { return slices.Contains(c.types(), typeURL) }
+
+// isDocumentType reports whether resources of the type are documents, and not resources of Envoy or of the agent.
+func isDocumentType(typeURL string) bool { return !strings.HasPrefix(typeURL, "type.googleapis.com/") }
 
 // isReport reports whether requests of the type are reports, to which the server does not respond.
 func isReport(typeURL string) bool { return typeURL == healthReportType || typeURL == DegradationType }
@@ -41,7 +53,8 @@ func (c *connection) handleReport(r *request) {
 
 // impliesWildcard reports whether a first request without names subscribes to all resources of the type.
 func impliesWildcard(typeURL string) bool {
-	return typeURL == ClusterType || typeURL == ListenerType || typeURL == NameTableType || typeURL == ProxyConfigType || typeURL == RevocationType
+	return typeURL == ClusterType || typeURL == ListenerType || typeURL == NameTableType || typeURL == ProxyConfigType || typeURL == RevocationType ||
+		isDocumentType(typeURL)
 }
 
 // subscription returns the client's subscription to a type. At the first request for the type, it creates the

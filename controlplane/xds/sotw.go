@@ -8,7 +8,7 @@ func (c *connection) handleSotw(r *request) error {
 	case isReport(r.typeURL):
 		c.handleReport(r)
 		return nil
-	case !isServed(r.typeURL):
+	case !c.isServed(r.typeURL):
 		return c.answerUnserved(r)
 	}
 	c.mu.Lock()

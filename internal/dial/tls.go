@@ -30,6 +30,8 @@ type TLS struct {
 	// CertFile and KeyFile, if set, are the files of the client certificate and its key. If the certificate is missing
 	// or expired, the client does not present it, and must authenticate with a token.
 	CertFile, KeyFile string
+	// Adjust, if set, changes the configuration of each connection, before Policy restricts it.
+	Adjust func(*tls.Config) error
 	// Policy restricts the TLS versions and cipher suites.
 	Policy tlspolicy.Policy
 }
@@ -52,6 +54,11 @@ func (t TLS) Config(host string) (*tls.Config, error) {
 		cert, err := t.loadClientCertificate()
 		if err == nil {
 			c.Certificates = []tls.Certificate{cert}
+		}
+	}
+	if t.Adjust != nil {
+		if err := t.Adjust(c); err != nil {
+			return nil, err
 		}
 	}
 	t.Policy.Narrow(c)
