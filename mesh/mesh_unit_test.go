@@ -7,8 +7,12 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/encoding/protojson"
+	meshconfig "istio.io/api/mesh/v1alpha1"
+
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 func TestOutputLinesAreTruncated(t *testing.T) {
@@ -121,6 +125,25 @@ func TestRateSurvivesEnvoyRestart(t *testing.T) {
 func TestSumStatsAddsValues(t *testing.T) {
 	if got := sumStats([]byte("cluster.inbound|9080||.upstream_rq_completed: 7\na: 5\nnonsense\nb: No recorded values\n")); got != 12 {
 		t.Errorf("got %v", got)
+	}
+}
+
+// TestTrafficIsCountedWhateverStatisticsAreSelected: `pilotfish status` shows it.
+func TestTrafficIsCountedWhateverStatisticsAreSelected(t *testing.T) {
+	for _, selected := range []*meshconfig.ProxyConfig_ProxyStatsMatcher{nil, {InclusionPrefixes: []string{"cluster.outbound"}, InclusionSuffixes: []string{"a"}}} {
+		m := &Mesh{cfg: Config{Topology: &topology.Topology{Mesh: &meshconfig.MeshConfig{DefaultConfig: &meshconfig.ProxyConfig{ProxyStatsMatcher: selected}}}}}
+		text, err := m.proxyConfigJSON("127.0.0.1:15012")
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := &meshconfig.ProxyConfig{}
+		if err := protojson.Unmarshal([]byte(text), got); err != nil {
+			t.Fatal(err)
+		}
+		if matcher := got.GetProxyStatsMatcher(); !slices.Contains(matcher.GetInclusionSuffixes(), trafficStat) || !slices.Equal(matcher.GetInclusionPrefixes(), selected.GetInclusionPrefixes()) ||
+			len(matcher.GetInclusionSuffixes()) != 1+len(selected.GetInclusionSuffixes()) {
+			t.Errorf("%v of %v", matcher, selected)
+		}
 	}
 }
 

@@ -269,17 +269,19 @@ func podPorts(w *topology.Workload) (string, error) {
 	return string(out), err
 }
 
-// statsPrefixes are the prefixes of statistics that `pilotfish status` and users read, in addition to the agent's
-// default selection.
-var statsPrefixes = []string{"http.", "cluster.outbound", "cluster.inbound"}
+// trafficStat is the suffix of the statistics that `pilotfish status` reads. Each further statistic costs CPU time for
+// each request, so users select those that they read.
+const trafficStat = "downstream_rq_completed"
 
-// proxyConfigJSON returns settings of this mesh in the form of Istio's PROXY_CONFIG, which overrides the mesh file.
+// proxyConfigJSON returns settings of this mesh in the form of Istio's PROXY_CONFIG, which overrides the mesh file. The
+// statistics are those that the mesh file selects, and trafficStat.
 func (m *Mesh) proxyConfigJSON(discovery string) (string, error) {
-	cfg := map[string]any{"discoveryAddress": discovery}
-	if m.cfg.Topology.Mesh.GetDefaultConfig().GetProxyStatsMatcher() == nil {
-		cfg["proxyStatsMatcher"] = map[string]any{"inclusionPrefixes": statsPrefixes}
+	selected := &meshconfig.ProxyConfig_ProxyStatsMatcher{}
+	if s := m.cfg.Topology.Mesh.GetDefaultConfig().GetProxyStatsMatcher(); s != nil {
+		selected = proto.Clone(s).(*meshconfig.ProxyConfig_ProxyStatsMatcher)
 	}
-	out, err := json.Marshal(cfg)
+	selected.InclusionSuffixes = append(selected.InclusionSuffixes, trafficStat)
+	out, err := protojson.Marshal(&meshconfig.ProxyConfig{DiscoveryAddress: discovery, ProxyStatsMatcher: selected})
 	return string(out), err
 }
 

@@ -89,6 +89,7 @@ const (
 	meshFile   = "meshconfig.yaml"
 	meshConfig = `
 trustDomainAliases: [former.example]
+defaultConfig: {proxyStatsMatcher: {inclusionPrefixes: [cluster.outbound]}}
 extensionProviders:
 - {name: otel, opentelemetry: {service: collector.example, port: 4317}}
 - {name: otel-http, opentelemetry: {service: collector.example, port: 4318, http: {path: /v1/traces}}}
