@@ -75,6 +75,9 @@ func (l load) run(ctx context.Context) (result, error) {
 func sendRequests(ctx context.Context, address string, request []byte) (latencies []time.Duration, failed int, err error) {
 	conn, err := (&net.Dialer{Timeout: 2 * time.Second}).DialContext(ctx, "tcp", address)
 	if err != nil {
+		if ctx.Err() != nil {
+			err = nil // the load has ended before this connection was open
+		}
 		return nil, 0, err
 	}
 	defer conn.Close()

@@ -349,7 +349,7 @@ func serviceMetadata(svc *registry.Service, subset string) *corev3.Metadata {
 		"host":      structpb.NewStringValue(svc.Hostname),
 		"name":      structpb.NewStringValue(svc.Name),
 		"namespace": structpb.NewStringValue(svc.Namespace),
-		packedKey:   structpb.NewStringValue(packValues(svc.Hostname, svc.Name, svc.Namespace)),
+		packedKey:   structpb.NewStringValue(joinOne(svc.Hostname, svc.Name, svc.Namespace)),
 	}
 	if subset != "" {
 		fields["subset"] = structpb.NewStringValue(subset)
@@ -359,5 +359,5 @@ func serviceMetadata(svc *registry.Service, subset string) *corev3.Metadata {
 
 // clusterNameMetadata makes metrics use the cluster's own name, as Istio does for clusters without a service.
 func clusterNameMetadata(name string) *corev3.Metadata {
-	return filterMetadata("istio", map[string]string{"name": name, packedKey: packValues(unknown, name, unknown)})
+	return filterMetadata("istio", map[string]string{"name": name, packedKey: joinOne(unknown, name, unknown)})
 }

@@ -162,19 +162,18 @@ var serviceLabels = []struct{ name, key string }{
 // calleeTags returns the labels that describe the upstream service. Their values are from the metadata of the endpoint
 // and the cluster.
 func calleeTags(packs bool) []tag {
-	var out []tag
 	if packs {
-		out = packedCalleeTags()
-	} else {
-		for _, f := range peerFields {
-			out = append(out, tag{name: "destination_" + f.label, format: withFallback("UPSTREAM_METADATA", "istio:"+f.endpoint, f.unknown()), histograms: f.histograms})
-		}
-		for _, l := range serviceLabels {
-			out = append(out, tag{name: l.name, format: withFallback("CLUSTER_METADATA", "istio:"+l.key, unknown), histograms: true})
-		}
+		return packedCalleeTags()
+	}
+	var out []tag
+	for _, f := range peerFields {
+		out = append(out, tag{name: "destination_" + f.label, format: withFallback("UPSTREAM_METADATA", "istio:"+f.endpoint, f.unknown()), histograms: f.histograms})
+	}
+	for _, l := range serviceLabels {
+		out = append(out, tag{name: l.name, format: withFallback("CLUSTER_METADATA", "istio:"+l.key, unknown), histograms: true})
 	}
 	return append(out,
-		tag{name: "destination_principal", format: withFallback("UPSTREAM_PEER_URI_SAN", "", unknown), foreign: true},
+		tag{name: "destination_principal", format: withFallback("UPSTREAM_PEER_URI_SAN", "", unknown)},
 		tag{name: "source_principal", format: withFallback("UPSTREAM_LOCAL_URI_SAN", "", unknown)})
 }
 

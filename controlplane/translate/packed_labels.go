@@ -16,11 +16,8 @@ import (
 // therefore packed into one, and those that a client sends into another one.
 
 const (
-	// packedKey is the key of packed values in the metadata of endpoints and clusters. unknownPeer and unknownService
-	// are the keys of packed unknown values in the metadata of listeners.
-	packedKey      = "labels"
-	unknownPeer    = "unknown_peer"
-	unknownService = "unknown_service"
+	// packedKey is the key of packed values in the metadata of endpoints and clusters.
+	packedKey = "labels"
 	// maxPeerHeader limits the length of a client's packed labels. Clients choose them, and Envoy stores them in the
 	// name of each series.
 	maxPeerHeader = "512"
@@ -62,43 +59,44 @@ func (v proxyView) logsPeer(c chain) bool {
 	return false
 }
 
-// packTags returns one tag for all tags whose values Envoy sets, and the other tags. The value of a foreign tag is the
-// last one, because it may contain the separator.
+// packTags returns one tag for all tags whose values Envoy sets, and the other tags. Constant values are in the name of
+// the tag, which costs nothing for each request. The value of a foreign tag is the last one, because it may contain the
+// separator.
 func packTags(tags []tag) []tag {
-	var names, formats []string
-	var last *tag
-	var rest []tag
+	names := []string{exposition.PackedPrefix}
+	var formats []string
+	var last, rest []tag
 	for _, t := range tags {
 		switch {
 		case t.caller || t.rules != nil || strings.Contains(t.format, exposition.PackedSeparator):
 			rest = append(rest, t)
+		case !strings.Contains(t.format, "%"):
+			names = append(names, t.name, exposition.PackedConstant+exposition.EncodeConstant(t.format))
 		case t.foreign:
-			last = &t
+			last = append(last, t)
 		default:
 			names, formats = append(names, t.name), append(formats, t.format)
 		}
 	}
-	if last != nil {
-		names, formats = append(names, last.name), append(formats, last.format)
+	for _, t := range last {
+		names, formats = append(names, t.name), append(formats, t.format)
 	}
-	if len(names) == 0 {
+	if len(names) == 1 {
 		return rest
 	}
-	packed := tag{name: packNames(append([]string{exposition.PackedPrefix}, names...)...), format: packValues(formats...)}
+	if len(formats) == 0 {
+		formats = []string{"-"} // Envoy rejects an empty format; the agent ignores the value
+	}
+	packed := tag{name: strings.Join(names, exposition.PackedNameSeparator), format: strings.Join(formats, exposition.PackedSeparator)}
 	return append([]tag{packed}, rest...)
 }
 
-func packNames(names ...string) string { return strings.Join(names, exposition.PackedNameSeparator) }
-
-func packValues(values ...string) string { return strings.Join(values, exposition.PackedSeparator) }
-
-func packedUnknownPeer() string {
-	var values []string
-	for _, f := range peerFields {
-		values = append(values, f.unknown())
-	}
-	return packValues(values...)
+// packOne returns the name of several labels that have one value, and joinOne their value.
+func packOne(names []string) string {
+	return strings.Join(names, exposition.PackedNameSeparator+exposition.PackedMore)
 }
+
+func joinOne(values ...string) string { return strings.Join(values, exposition.PackedMoreSeparator) }
 
 func peerLabels(side string) []string {
 	var names []string
@@ -120,14 +118,19 @@ func serviceLabelNames() []string {
 // packed label must not have the same labels.
 func packedCallerTag() tag {
 	names := append([]string{exposition.PackedPeerPrefix}, peerLabels("source")...)
-	return tag{name: packNames(names...), format: "%FILTER_STATE(" + peerMetadata + ":PLAIN)%", histograms: true, caller: true}
+	return tag{
+		name: strings.Join(names, exposition.PackedNameSeparator), format: "%FILTER_STATE(" + peerMetadata + ":PLAIN)%",
+		histograms: true, caller: true,
+	}
 }
 
-// packedCalleeTags returns the labels of the endpoint and of its service.
+// packedCalleeTags returns the labels of the endpoint, of its service, and of the certificates.
 func packedCalleeTags() []tag {
 	return []tag{
-		{name: packNames(peerLabels("destination")...), format: withFallback("UPSTREAM_METADATA", "istio:"+packedKey, unknownPeer), histograms: true},
-		{name: packNames(serviceLabelNames()...), format: withFallback("CLUSTER_METADATA", "istio:"+packedKey, unknownService), histograms: true},
+		{name: packOne(peerLabels("destination")), format: "%UPSTREAM_METADATA(istio:" + packedKey + ")%", histograms: true},
+		{name: packOne(serviceLabelNames()), format: "%CLUSTER_METADATA(istio:" + packedKey + ")%", histograms: true},
+		{name: "destination_principal", format: "%UPSTREAM_PEER_URI_SAN%", foreign: true},
+		{name: "source_principal", format: "%UPSTREAM_LOCAL_URI_SAN%"},
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 
 	mutationv3 "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/internal/exposition"
 )
 
 // A sidecar sends the metadata of its workload to the upstream sidecar in a header. The upstream sidecar removes the
@@ -56,8 +58,13 @@ func (f peerField) unknown() string {
 	return unknown
 }
 
+// fields returns the values of the peerFields.
+func (p peer) fields() []string {
+	return []string{p.workload, p.namespace, orElse(p.app, unknown), orElse(p.version, unknown), p.service, p.revision, orElse(p.cluster, unknown)}
+}
+
 func (p peer) header() string {
-	return packValues(p.workload, p.namespace, orElse(p.app, unknown), orElse(p.version, unknown), p.service, p.revision, orElse(p.cluster, unknown))
+	return strings.Join(p.fields(), exposition.PackedSeparator)
 }
 
 // newPeer returns the peer metadata of a workload with these labels.
@@ -105,13 +112,11 @@ func sanitizeName(s string) string {
 }
 
 // addPeerMetadata sets the metadata of outbound listeners: the value of the peer header, and the default values of
-// metric labels, also in packed form.
+// metric labels.
 func (p *Proxy) addPeerMetadata(listeners []*listenerv3.Listener) []*listenerv3.Listener {
 	for _, l := range listeners {
 		if l.GetTrafficDirection() == corev3.TrafficDirection_OUTBOUND {
-			l.Metadata = filterMetadata(peerMetadata, map[string]string{
-				"self": p.peer().header(), unknown: unknown, latest: latest, unknownPeer: packedUnknownPeer(), unknownService: packValues(unknown, unknown, unknown),
-			})
+			l.Metadata = filterMetadata(peerMetadata, map[string]string{"self": p.peer().header(), unknown: unknown, latest: latest})
 		}
 	}
 	return listeners
@@ -222,6 +227,6 @@ func peerStruct(e snapshot.Endpoint) *structpb.Struct {
 	return stringStruct(map[string]string{
 		"name": p.workload, "namespace": p.namespace, "service": p.service, "revision": p.revision,
 		"app": orElse(p.app, unknown), "version": orElse(p.version, unknown), "cluster": p.cluster,
-		packedKey: p.header(),
+		packedKey: joinOne(p.fields()...),
 	})
 }

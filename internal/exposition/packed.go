@@ -4,19 +4,27 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
 
 // For each request, Envoy formats each label of a statistic on its own. The control plane therefore packs several labels
-// into one: the name of a packed label lists the names of the labels, and its value lists their values. The agent unpacks
-// them when it is scraped.
+// into one. The name of a packed label is PackedPrefix, followed by parts that PackedNameSeparator separates:
+//
+//   - the name of a label, whose value is the next one in the packed value;
+//   - PackedMore and the name of a further label in the same value, which PackedMoreSeparator separates;
+//   - PackedConstant and the encoded value of the label before it, which is not in the packed value.
+//
+// The agent unpacks the labels when it is scraped.
 const (
-	// PackedPrefix begins the name of a packed label. PackedNameSeparator precedes the name of each label in it.
 	PackedPrefix        = "pilotfish"
 	PackedNameSeparator = "__"
+	PackedConstant      = "0"
+	PackedMore          = "1"
 	// PackedSeparator separates the values. The last value may contain it.
-	PackedSeparator = ";"
+	PackedSeparator     = ";"
+	PackedMoreSeparator = ","
 	// PackedPeerPrefix begins the name of a packed label whose value was sent by a client. It lists as many values as
 	// names, and they consist of the characters that IsPeerByte accepts.
 	PackedPeerPrefix = PackedPrefix + "_peer"
@@ -28,9 +36,11 @@ const (
 	grpcStatusLabel = "grpc_response_status"
 
 	// revisionSuffix is the suffix of labels whose value is latestValue if it is unknown, as in Istio's metrics.
-	revisionSuffix = "_canonical_revision"
-	unknownValue   = "unknown"
-	latestValue    = "latest"
+	// principalSuffix is the suffix of labels whose value is unknown if it is empty.
+	revisionSuffix  = "_canonical_revision"
+	principalSuffix = "_principal"
+	unknownValue    = "unknown"
+	latestValue     = "latest"
 	// invalidPeer begins the first label of a client that sent an invalid value. Valid values contain no colon, so the
 	// series of valid and invalid clients differ. Repeated series would make the scrape invalid.
 	invalidPeer = "invalid:"
@@ -91,23 +101,90 @@ func (u *unpacker) replace(n int, text, name, value []byte) []byte {
 }
 
 func appendUnpacked(b []byte, name, value string) []byte {
-	names := strings.Split(name, PackedNameSeparator)
-	values := unpackValues(names[1:], value)
-	if names[0] == PackedPeerPrefix {
-		values = unpackPeer(names[1:], value)
+	parts := strings.Split(name, PackedNameSeparator)
+	names, values := unpackValues(parts[1:], value)
+	if parts[0] == PackedPeerPrefix {
+		names, values = parts[1:], unpackPeer(parts[1:], value)
 	}
-	for i, name := range names[1:] {
+	for i, name := range names {
 		b = fmt.Appendf(b, `%s="%s",`, name, values[i])
 	}
 	return bytes.TrimSuffix(b, []byte(","))
 }
 
-// unpackValues splits a value that the proxy has set.
-func unpackValues(names []string, packed string) []string {
-	values := strings.SplitN(packed, PackedSeparator, len(names))
-	for len(values) < len(names) {
-		values = append(values, unknownValue)
+// packedGroup contains the labels of one value.
+type packedGroup struct {
+	names      []string
+	constant   string
+	isConstant bool
+}
+
+// unpackValues returns the labels of a packed label whose values the proxy has set.
+func unpackValues(parts []string, packed string) (names, values []string) {
+	groups, variable := parseGroups(parts)
+	var given []string
+	if variable > 0 {
+		given = strings.SplitN(packed, PackedSeparator, variable)
 	}
+	for _, g := range groups {
+		names = append(names, g.names...)
+		switch {
+		case g.isConstant:
+			values = append(values, g.constant)
+		case len(given) == 0:
+			values = append(values, unknownValues(g.names)...)
+		default:
+			values = append(values, g.split(given[0])...)
+			given = given[1:]
+		}
+	}
+	setDefaults(names, values)
+	return names, values
+}
+
+// parseGroups also returns the number of groups that are not constant.
+func parseGroups(parts []string) (groups []packedGroup, variable int) {
+	for _, part := range parts {
+		last := len(groups) - 1
+		switch {
+		case last >= 0 && strings.HasPrefix(part, PackedConstant):
+			groups[last].constant, groups[last].isConstant = decodeConstant(part[len(PackedConstant):]), true
+			variable--
+		case last >= 0 && strings.HasPrefix(part, PackedMore):
+			groups[last].names = append(groups[last].names, part[len(PackedMore):])
+		default:
+			groups = append(groups, packedGroup{names: []string{part}})
+			variable++
+		}
+	}
+	return groups, variable
+}
+
+// split returns the values of the group's labels. They are unknown if Envoy had no value.
+func (g packedGroup) split(value string) []string {
+	if len(g.names) == 1 {
+		return []string{value}
+	}
+	values := strings.Split(value, PackedMoreSeparator)
+	if len(values) != len(g.names) {
+		return unknownValues(g.names)
+	}
+	return values
+}
+
+func unknownValues(names []string) []string {
+	values := make([]string, len(names))
+	for i, name := range names {
+		values[i] = unknownValue
+		if strings.HasSuffix(name, revisionSuffix) {
+			values[i] = latestValue
+		}
+	}
+	return values
+}
+
+// setDefaults sets the protocol and principals that Envoy does not know.
+func setDefaults(names, values []string) {
 	protocol := "http"
 	for i, name := range names {
 		if name == grpcStatusLabel && !isMissing(values[i]) {
@@ -115,23 +192,54 @@ func unpackValues(names []string, packed string) []string {
 		}
 	}
 	for i, name := range names {
-		if name == protocolLabel && values[i] == "" {
+		switch {
+		case name == protocolLabel && values[i] == "":
 			values[i] = protocol
+		case strings.HasSuffix(name, principalSuffix) && isMissing(values[i]):
+			values[i] = unknownValue
 		}
 	}
-	return values
+}
+
+// EncodeConstant returns the text of a constant in the name of a packed label. Envoy permits only letters, digits and
+// underscores there.
+func EncodeConstant(value string) string {
+	var b []byte
+	for i := range len(value) {
+		if c := value[i]; c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' {
+			b = append(b, c)
+		} else {
+			b = fmt.Appendf(b, "_%02x", c)
+		}
+	}
+	return string(b)
+}
+
+// decodeConstant returns a constant as the exposition writes it.
+func decodeConstant(text string) string {
+	var b []byte
+	for i := 0; i < len(text); i++ {
+		if text[i] == '_' && i+2 < len(text) {
+			if c, err := strconv.ParseUint(text[i+1:i+3], 16, 8); err == nil {
+				b = append(b, byte(c))
+				i += 2
+				continue
+			}
+		}
+		b = append(b, text[i])
+	}
+	return escapeLabel(string(b))
+}
+
+func escapeLabel(value string) string {
+	quoted := appendQuoted(nil, value)
+	return string(quoted[1 : len(quoted)-1])
 }
 
 // unpackPeer splits a value that a client has sent. Without a value the labels are unknown. If the value is invalid, the
 // first label contains it in encoded form, and the others are unknown.
 func unpackPeer(names []string, packed string) []string {
-	unknown := make([]string, len(names))
-	for i, name := range names {
-		unknown[i] = unknownValue
-		if strings.HasSuffix(name, revisionSuffix) {
-			unknown[i] = latestValue
-		}
-	}
+	unknown := unknownValues(names)
 	values := strings.Split(packed, PackedSeparator)
 	switch {
 	case isMissing(packed):
