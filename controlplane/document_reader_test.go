@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
+	mcpv1 "istio.io/api/mcp/v1alpha1"
 	meshconfig "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 	securityv1 "istio.io/api/security/v1alpha1"
@@ -267,4 +268,70 @@ func TestReaderWithACertificate(t *testing.T) {
 	settings := cfg.Mesh.ConfigSources[0].TlsSettings
 	settings.Mode, settings.ClientCertificate, settings.PrivateKey = networking.ClientTLSSettings_MUTUAL, cert, key
 	start(t, cfg).awaitDocuments(config.VirtualService, "default/reviews")
+}
+
+// sotwReader is a client of the state-of-the-world variant that sends the requests of Istio's control plane: the first one
+// already has a nonce.
+type sotwReader struct {
+	t      testing.TB
+	stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient
+}
+
+// next returns the names in the next response, after it has sent the ACK.
+func (r *sotwReader) next() []string {
+	r.t.Helper()
+	response, err := r.stream.Recv()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	var names []string
+	for _, body := range response.GetResources() {
+		document := &mcpv1.Resource{}
+		if err := body.UnmarshalTo(document); err != nil {
+			r.t.Fatal(err)
+		}
+		names = append(names, document.GetMetadata().GetName())
+	}
+	if err := r.stream.Send(&discoveryv3.DiscoveryRequest{TypeUrl: response.GetTypeUrl(), ResponseNonce: response.GetNonce(), VersionInfo: response.GetVersionInfo()}); err != nil {
+		r.t.Fatal(err)
+	}
+	return names
+}
+
+func TestClientsWithoutDeltaReceiveAllDocumentsOfAKind(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "all.yaml"), sourceDocuments)
+	p := start(t, controlplane.Config{ConfigDirs: []string{dir}, Ports: freePorts, DocumentReaders: []string{"istio-system/reader"}})
+	ctx, cancel := context.WithTimeout(asBearer(t.Context(), p.token("istio-system", "reader")), time.Minute)
+	defer cancel()
+	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(p.dial()).StreamAggregatedResources(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	metadata, err := structpb.NewStruct(map[string]any{"GENERATOR": "api"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = stream.Send(&discoveryv3.DiscoveryRequest{
+		Node:    &corev3.Node{Id: "sidecar~10.0.0.1~istiod.istio-system~istio-system.svc.cluster.local", Metadata: metadata},
+		TypeUrl: typeOfVirtualServices, ResponseNonce: time.Now().String(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &sotwReader{t, stream}
+	if got := r.next(); !slices.Equal(got, []string{"default/reviews"}) {
+		t.Fatalf("the first response has %v", got)
+	}
+	more := filepath.Join(dir, "more.yaml")
+	write(t, more, strings.ReplaceAll(strings.SplitN(sourceDocuments, "---", 2)[0], "name: reviews", "name: more"))
+	if got := r.next(); !slices.Equal(got, []string{"default/more", "default/reviews"}) {
+		t.Fatalf("after the addition, the response has %v", got)
+	}
+	if err := os.Remove(more); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.next(); !slices.Equal(got, []string{"default/reviews"}) {
+		t.Fatalf("after the removal, the response has %v", got)
+	}
 }

@@ -30,6 +30,7 @@ type collection struct {
 	decoder
 	documents map[string]document // the accepted documents, by the name of the resource
 	size      int                 // size in bytes of the accepted documents, as they were sent
+	warnings  []config.Problem    // of the accepted documents, ordered by name; only replaced
 	// synced: the client has accepted all documents of the kind once.
 	synced bool
 	// rejected contains the problems of the documents that were rejected last, by the name of the resource, or by ""
@@ -157,6 +158,22 @@ func (n *change) remove(name string) {
 	delete(n.documents, name)
 }
 
+// warnings returns the warnings of all documents, ordered by name.
+func (n *change) warnings() []config.Problem {
+	var names []string
+	for name, d := range n.documents {
+		if len(d.warnings) > 0 {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	var out []config.Problem
+	for _, name := range names {
+		out = append(out, n.documents[name].warnings...)
+	}
+	return out
+}
+
 func (c *collection) refuseAll(message string) map[string][]config.Problem {
 	return map[string][]config.Problem{"": {*c.refuse(config.Key{Kind: c.kind}, "", message)}}
 }
@@ -164,7 +181,7 @@ func (c *collection) refuseAll(message string) map[string][]config.Problem {
 // accept makes a valid response the state of the collection. resync reports that the client needs a new stream, to
 // receive the documents that an earlier NACK left out.
 func (c *collection) accept(u *update, next *change) (resync bool) {
-	c.documents, c.size = next.documents, next.size
+	c.documents, c.size, c.warnings = next.documents, next.size, next.warnings()
 	if u.full {
 		clear(c.rejected)
 		c.synced = true
@@ -243,10 +260,7 @@ func (c *collection) problems() []config.Problem {
 	for _, name := range slices.Sorted(maps.Keys(c.rejected)) {
 		out = append(out, c.rejected[name]...)
 	}
-	for _, name := range slices.Sorted(maps.Keys(c.documents)) {
-		out = append(out, c.documents[name].warnings...)
-	}
-	return out
+	return append(out, c.warnings...)
 }
 
 // states returns the states of the documents.

@@ -7,11 +7,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	networking "istio.io/api/networking/v1alpha3"
 
@@ -313,4 +315,30 @@ func TestServersOfTLS(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestWarningsOfAcceptedDocumentsAreReported(t *testing.T) {
+	server := newTestServer(t, "")
+	s := runSource(t, server.address, plaintext)
+	c, _ := server.accept()
+	c.answerAll(t)
+	spec := &networking.VirtualService{Hosts: []string{"a"}, Http: []*networking.HTTPRoute{{
+		Route: []*networking.HTTPRouteDestination{{Destination: &networking.Destination{Host: "a"}}},
+		Fault: &networking.HTTPFaultInjection{Delay: &networking.HTTPFaultInjection_Delay{
+			HttpDelayType: &networking.HTTPFaultInjection_Delay_ExponentialDelay{ExponentialDelay: durationpb.New(time.Second)}, Percentage: &networking.Percent{Value: 1},
+		}},
+	}}}
+	c.send(t, routes(t, "1", []*discoveryv3.Resource{{Name: "shop/a", Version: "1", Resource: pack(t, "shop/a", spec)}}))
+	<-s.Synced()
+	problems := s.Problems()
+	if len(problems) != 1 || problems[0].Code != config.NoEffect || problems[0].Key.Name != "a" || problems[0].At.String() != "xds://"+server.address {
+		t.Errorf("the problems are %v", problems)
+	}
+	c.send(t, routes(t, "2", nil, "shop/a"))
+	testenv.Eventually(t, "the warning has ended", func() error {
+		if problems := s.Problems(); len(problems) > 0 {
+			return fmt.Errorf("the problems are %v", problems)
+		}
+		return nil
+	})
 }
