@@ -10,6 +10,7 @@ PKG     := github.com/pilotfish-mesh/pilotfish
 # Builds gRPC without golang.org/x/net/trace, whose templates use 3 MB of memory in each pod.
 TAGS    := grpcnotrace
 LDFLAGS := -s -w -X $(PKG)/version.Version=$(VERSION) -X $(PKG)/version.Commit=$(COMMIT)
+GO_BUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags '$(TAGS)' -ldflags '$(LDFLAGS)'
 
 # The Envoy version that the project targets, and the older versions that the tests also cover.
 ENVOY_VERSION      := 1.40.0
@@ -29,7 +30,7 @@ check-tools:
 .PHONY: build
 build: check-tools ## build all binaries into bin/ (static, stripped)
 	@mkdir -p bin
-	@CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o bin/ $(addprefix ./cmd/,$(BINARIES))
+	@$(GO_BUILD) -o bin/ $(addprefix ./cmd/,$(BINARIES))
 
 .PHONY: envoy
 envoy: ## install the pinned Envoy versions (1.40.0; for tests 1.38.3 and 1.36.4) into the cache
@@ -55,6 +56,10 @@ promtool: ## install Debian's promtool for tests into the cache, if possible
 containerd: ## install Debian's containerd, runc and CNI plugins for tests into the cache, if possible
 	@scripts/containerd.sh
 
+.PHONY: libc
+libc: ## fetch Debian's C library for the sidecar image into the cache, if possible
+	@scripts/libc.sh "$$(go env GOARCH)" || echo "make libc: without the C library, the images are not tested" >&2
+
 .PHONY: rpm
 rpm: ## install Debian's rpm for tests, if possible
 	@scripts/rpm.sh
@@ -63,13 +68,32 @@ rpm: ## install Debian's rpm for tests, if possible
 packages: build ## build the .deb and .rpm for virtual machines into dist/
 	@scripts/packages.sh bin "$$(go env GOARCH)" '$(VERSION)' dist
 
+# Builds the programs of a release. GOAMD64 and GOARM64 have fixed values, because the environment may set others.
+.PHONY: programs
+programs: check-tools
+	@for arch in amd64 arm64; do mkdir -p bin/$$arch; \
+		GOOS=linux GOARCH=$$arch GOAMD64=v1 GOARM64=v8.0 $(GO_BUILD) -o bin/$$arch/ $(addprefix ./cmd/,$(BINARIES)); done
+
+.PHONY: images
+images: programs ## build the container images as OCI archives into dist/ (PUSH=REPOSITORY also pushes them)
+	@ENVOY_VERSION=$(ENVOY_VERSION) COMMIT=$(COMMIT) scripts/images.sh bin '$(VERSION)' dist $(if $(PUSH),--push '$(PUSH)')
+
+.PHONY: release
+release: programs ## build programs, packages, images, SBOM and checksums for amd64 and arm64 into dist/, which it empties first
+	@rm -rf dist
+	@ENVOY_VERSION=$(ENVOY_VERSION) COMMIT=$(COMMIT) scripts/release.sh bin '$(VERSION)' dist
+
+.PHONY: release-check
+release-check: release ## build the release again from a copy of the sources, and compare the bytes
+	@scripts/release-check.sh '$(VERSION)' '$(COMMIT)' dist
+
 .PHONY: demo
 demo: build ## run the example mesh until Ctrl-C (DEMO_FLAGS adds flags)
 	@case '$(DEMO_FLAGS)' in *--envoy-path*) ;; *) [ -n "$${ENVOY_PATH:-}" ] || bin/pilotfish envoy >/dev/null 2>&1 || scripts/envoy.sh $(ENVOY_VERSION);; esac
 	@bin/pilotfish demo $(DEMO_FLAGS)
 
 .PHONY: test
-test: lint vulncheck build envoy istiod unbound iptables promtool rpm containerd ## run lint, the vulnerability check, unit tests and end-to-end tests
+test: lint vulncheck build envoy istiod unbound iptables promtool rpm libc containerd ## run lint, the vulnerability check, unit tests and end-to-end tests
 	@echo "== tests"
 	@PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -timeout 6m ./...
 	@cd e2e/oauth && go test -mod=mod ./... # a separate module, whose go.mod may be older than this one's

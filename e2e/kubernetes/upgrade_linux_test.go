@@ -83,7 +83,7 @@ func TestNoPodStartsUnprotectedWhileTheAgentIsUpgraded(t *testing.T) {
 	c.deploy(t)
 	_, db := c.createRunning(t, pod("db"))
 	stop := c.startAttempts(t, db)
-	c.deploy(t, "image: pilotfish/cni", "image: pilotfish/cni:next")
+	c.deploy(t, "image: pilotfish/install-cni", "image: pilotfish/install-cni:next")
 	c.deploy(t)
 	number := stop()
 	if escaped := c.findEscaped(t, number); len(escaped) > 0 {

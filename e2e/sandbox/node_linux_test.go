@@ -29,6 +29,7 @@ type node struct {
 	output  *testenv.Buffer
 	process *os.Process
 	runtime cri.RuntimeServiceClient
+	images  cri.ImageServiceClient
 }
 
 // newNode starts containerd. conflist is the CNI configuration, in which DIR is replaced by the node's directory.
@@ -134,7 +135,7 @@ func (n *node) start(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	n.runtime = cri.NewRuntimeServiceClient(conn)
+	n.runtime, n.images = cri.NewRuntimeServiceClient(conn), cri.NewImageServiceClient(conn)
 	testenv.Eventually(t, "containerd is ready, and its network", func() error { return n.ready(t.Context()) })
 }
 

@@ -34,9 +34,13 @@ func (n *node) sandboxConfig(p *agentapi.Pod) *cri.PodSandboxConfig {
 
 // run starts a pod's sandbox; the runtime calls the CNI plugins.
 func (n *node) run(ctx context.Context, p *agentapi.Pod) (*sandbox, error) {
+	return n.runConfig(ctx, n.sandboxConfig(p))
+}
+
+func (n *node) runConfig(ctx context.Context, config *cri.PodSandboxConfig) (*sandbox, error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	s := &sandbox{node: n, config: n.sandboxConfig(p)}
+	s := &sandbox{node: n, config: config}
 	started, err := n.runtime.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: s.config})
 	if err != nil {
 		return nil, err
@@ -45,6 +49,9 @@ func (n *node) run(ctx context.Context, p *agentapi.Pod) (*sandbox, error) {
 	status, err := n.runtime.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: s.id})
 	if err != nil {
 		return nil, err
+	}
+	if config.Linux.SecurityContext.GetNamespaceOptions().GetNetwork() == cri.NamespaceMode_NODE {
+		return s, nil
 	}
 	texts := []string{status.Status.Network.Ip}
 	for _, ip := range status.Status.Network.AdditionalIps {
@@ -81,29 +88,30 @@ type container struct {
 
 func (s *sandbox) start(t *testing.T, c container) (id string) {
 	t.Helper()
+	return s.startConfig(t, &cri.ContainerConfig{
+		Metadata: &cri.ContainerMetadata{Name: c.name},
+		Image:    &cri.ImageSpec{Image: image},
+		Command:  c.args,
+		Mounts:   c.mounts,
+		Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{
+			RunAsUser:    &cri.Int64Value{Value: c.user},
+			RunAsGroup:   &cri.Int64Value{Value: cmp.Or(c.group, c.user)},
+			Capabilities: &cri.Capability{AddCapabilities: c.privileges},
+		}},
+	})
+}
+
+func (s *sandbox) startConfig(t *testing.T, config *cri.ContainerConfig) (id string) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	created, err := s.node.runtime.CreateContainer(ctx, &cri.CreateContainerRequest{
-		PodSandboxId:  s.id,
-		SandboxConfig: s.config,
-		Config: &cri.ContainerConfig{
-			Metadata: &cri.ContainerMetadata{Name: c.name},
-			Image:    &cri.ImageSpec{Image: image},
-			Command:  c.args,
-			Mounts:   c.mounts,
-			LogPath:  s.config.Metadata.Name + "-" + c.name + ".log",
-			Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{
-				RunAsUser:    &cri.Int64Value{Value: c.user},
-				RunAsGroup:   &cri.Int64Value{Value: cmp.Or(c.group, c.user)},
-				Capabilities: &cri.Capability{AddCapabilities: c.privileges},
-			}},
-		},
-	})
+	config.LogPath = s.config.Metadata.Name + "-" + config.Metadata.Name + ".log"
+	created, err := s.node.runtime.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: s.id, SandboxConfig: s.config, Config: config})
 	if err == nil {
 		_, err = s.node.runtime.StartContainer(ctx, &cri.StartContainerRequest{ContainerId: created.ContainerId})
 	}
 	if err != nil {
-		t.Fatalf("container %s of %s: %v", c.name, s.config.Metadata.Name, err)
+		t.Fatalf("container %s of %s: %v", config.Metadata.Name, s.config.Metadata.Name, err)
 	}
 	return created.ContainerId
 }

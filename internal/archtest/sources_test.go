@@ -2,6 +2,7 @@ package archtest
 
 import (
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -11,6 +12,15 @@ import (
 )
 
 func root() string { return testenv.Root() }
+
+func readRepositoryFile(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root(), name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
 
 // sources returns the files of the repository whose names end with one of the suffixes, relative to the root. It omits
 // generated files and test data.
