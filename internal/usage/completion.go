@@ -1,0 +1,46 @@
+package usage
+
+import (
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// Execute runs the command line of a program. An error before a command runs is an Error. It returns the command that
+// was called.
+func Execute(root *cobra.Command) (*cobra.Command, error) {
+	addCompletion(root)
+	parsed := false
+	root.PersistentPreRun = func(*cobra.Command, []string) { parsed = true }
+	c, err := root.ExecuteC()
+	if err != nil && !parsed {
+		err = Error{err}
+	}
+	return c, err
+}
+
+// addCompletion adds the command that prints completion scripts for shells, if root has subcommands. For an unsupported
+// shell, the command lists the supported ones.
+func addCompletion(root *cobra.Command) {
+	if !root.HasSubCommands() {
+		return
+	}
+	root.InitDefaultCompletionCmd()
+	c, _, err := root.Find([]string{"completion"})
+	if err != nil || c == root {
+		return
+	}
+	var shells []string
+	for _, sub := range c.Commands() {
+		shells = append(shells, sub.Name())
+		sub.Args = Args()
+	}
+	c.Use = "completion SHELL"
+	c.Args = func(c *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return errorf("SHELL is missing; usage: %s; supported shells: %s", c.UseLine(), strings.Join(shells, ", "))
+		}
+		return errorf("completion is not available for %q; supported shells: %s", args[0], strings.Join(shells, ", "))
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+}
