@@ -20,6 +20,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 	"github.com/pilotfish-mesh/pilotfish/internal/fetchguard"
 	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 )
 
 // BlockedKeyNetworksVariable is Istio's environment variable for KeyFetching.Blocked.
@@ -67,7 +68,7 @@ Exit codes:
   2  wrong flags`,
 		Example: `  pilotfish control-plane --config-dir ./config
   pilotfish token --service-account reviews   # a token for an agent`,
-		Args: cobra.NoArgs,
+		Args: usage.Args(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cmd.SilenceUsage = true
 			logger, err := newLogger(cmd, logLevel)
@@ -114,7 +115,8 @@ Exit codes:
 	flags.DurationVar(&cfg.OnDemandTimeout, "on-demand-timeout", translate.DefaultOnDemandTimeout, "how long a request waits for an on-demand resource while no control plane responds")
 	EndpointFlags(flags, &cfg.Endpoints)
 	flags.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error")
-	cmd.MarkFlagsOneRequired("config-dir", "mesh-config")
+	usage.SetOneRequired(cmd, "config-dir", "mesh-config")
+	usage.SetCompletions(cmd, "log-level", "debug", "info", "warn", "error")
 	return cmd
 }
 
@@ -152,7 +154,7 @@ state directory signs it. An agent reads the token from
 Until the token expires, a client with the token can request certificates for
 the service account.`,
 		Example: `  pilotfish token --service-account reviews --ttl 24h --out istio-token`,
-		Args:    cobra.NoArgs,
+		Args:    usage.Args(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cmd.SilenceUsage = true
 			dir, err := stateDir(dir)

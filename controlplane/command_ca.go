@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/ca"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 )
 
 func authorityFlags(flags *pflag.FlagSet, c *AuthorityConfig) {
@@ -54,7 +55,7 @@ verify the control plane with a file of root certificates need the new root in
 that file before the old one is retired.`,
 		Example: `  pilotfish ca rotate --look
   pilotfish ca rotate`,
-		Args: cobra.NoArgs,
+		Args: usage.Args(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cmd.SilenceUsage = true
 			dir, err := stateDir(dir)

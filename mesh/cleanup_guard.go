@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 )
 
 // The guard is a small helper process that continues to run if the mesh is killed. It reads from a pipe whose write end
@@ -117,13 +119,13 @@ func NewGuardCommand() *cobra.Command {
 	var remove string
 	c := &cobra.Command{
 		Use:    "guard RUNTIME-DIR MESH PID",
-		Short:  "Clean up after a killed mesh (`pilotfish up` starts this command)",
+		Short:  "Clean up after a killed mesh (pilotfish up starts this command)",
 		Hidden: true,
-		Args:   cobra.ExactArgs(3),
+		Args:   usage.Args("RUNTIME-DIR", "MESH", "PID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			pid, err := strconv.Atoi(args[2])
 			if err != nil {
-				return fmt.Errorf("opening the process to guard: %w", err)
+				return fmt.Errorf("PID %q: write the number of the process to guard", args[2])
 			}
 			if waitOrderlyExit(cmd.InOrStdin()) {
 				return nil

@@ -4,11 +4,11 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
+	"github.com/pilotfish-mesh/pilotfish/internal/terminal"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
@@ -25,16 +25,27 @@ func (s Status) WriteTable(out io.Writer, now time.Time) error {
 	if s.Captured {
 		network += ", with redirection"
 	}
-	fmt.Fprintf(out, "mesh %s  %s  pid %d  up for %s\ncontrol plane %s  %s  configuration: %s\n\n",
+	f := terminal.Detect(out)
+	head := fmt.Sprintf("mesh %s  %s  pid %d  up for %s\ncontrol plane %s  %s  configuration: %s\n\n",
 		s.Mesh, network, s.PID, formatDuration(now.Sub(s.Started)), s.Control.Address, control, countProblems(s.Control.Problems))
-	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(w, "\tWORKLOAD\tADDRESS\tAPPLICATION\tSIDECAR\tENVOY\tCERTIFICATE\tCONFIG\tREQ/S")
-	for _, i := range s.Instances {
-		i.writeRow(w, now)
-	}
-	if err := w.Flush(); err != nil {
+	if err := f.WriteText(out, termtext.EscapeLines(head)); err != nil {
 		return err
 	}
+	table := f.NewTable("", "WORKLOAD", "ADDRESS", "APPLICATION", "SIDECAR", "ENVOY", "CERTIFICATE", "CONFIG", "REQ/S").SetOptional("ENVOY", "SIDECAR", "ADDRESS")
+	for _, i := range s.Instances {
+		i.addRow(table, now)
+	}
+	if err := table.Write(out); err != nil {
+		return err
+	}
+	if notes := s.notes(); notes != "" {
+		return f.WriteText(out, "\n"+termtext.EscapeLines(notes))
+	}
+	return nil
+}
+
+// notes returns the details that do not fit into the table.
+func (s Status) notes() string {
 	var notes strings.Builder
 	for _, i := range s.Instances {
 		i.writeNotes(&notes)
@@ -44,10 +55,7 @@ func (s Status) WriteTable(out io.Writer, now time.Time) error {
 			fmt.Fprintf(&notes, "  %s\n", termtext.OneLine(p.String()))
 		}
 	}
-	if notes.Len() > 0 {
-		fmt.Fprintf(out, "\n%s", notes.String())
-	}
-	return nil
+	return notes.String()
 }
 
 func countProblems(problems []config.Problem) string {
@@ -66,7 +74,7 @@ func countProblems(problems []config.Problem) string {
 	return fmt.Sprintf("%d refused, %s", refused, phrase.Count(warnings, "warning"))
 }
 
-func (i InstanceStatus) writeRow(w io.Writer, now time.Time) {
+func (i InstanceStatus) addRow(table *terminal.Table, now time.Time) {
 	mark, app := "✗", "-"
 	switch {
 	case i.Ready && (i.Config.State == ConfigRejected || i.Config.State == ConfigDegraded):
@@ -85,9 +93,13 @@ func (i InstanceStatus) writeRow(w io.Writer, now time.Time) {
 		_, path, _ := strings.Cut(strings.TrimPrefix(c.SPIFFEID, "spiffe://"), "/")
 		certificate = path + ", " + formatDuration(c.Expires.Sub(now)) + " left"
 	}
-	fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", mark, i.Name, i.ProxyAddress, app, i.Agent.short(), envoy,
-		certificate, i.Config.State, formatRate(i.RequestsPerSecond))
+	table.AddRow(mark, i.Name, i.ProxyAddress, app, i.Agent.short(), envoy, certificate, string(i.Config.State), formatRate(i.RequestsPerSecond))
+	table.PaintCell(configColumn, stateColours[i.Config.State])
 }
+
+const configColumn = 7
+
+var stateColours = map[ConfigState]terminal.Colour{ConfigRejected: terminal.Red, ConfigDegraded: terminal.Amber}
 
 // short returns a process's state for a table cell.
 func (p ProcessStatus) short() string {

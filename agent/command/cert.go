@@ -12,7 +12,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pilotfish-mesh/pilotfish/agent"
+	"github.com/pilotfish-mesh/pilotfish/internal/terminal"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 )
 
 const certHelp = `Show the certificates that a running agent serves to its Envoy: the workload
@@ -33,14 +35,14 @@ func newCertCommand() *cobra.Command {
 		Short:   "Show the certificates that a running agent serves",
 		Long:    certHelp,
 		Example: "  pilotfish-agent cert\n  pilotfish-agent cert -o json",
-		Args:    usageArgs(cobra.NoArgs),
+		Args:    usage.Args(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var r agent.CertificateReport
 			if err := q.call(cmd.Context(), certTimeout, http.MethodGet, "/certificates", nil, &r); err != nil {
 				return err
 			}
 			w := cmd.OutOrStdout()
-			err := q.print(w, r, func(t io.Writer) { printCertificates(t, r, time.Now()) })
+			err := q.print(w, r, func(w io.Writer) error { return printCertificates(w, r, time.Now()) })
 			if err == nil && q.format == formatTable {
 				err = printCertificateDetails(w, r)
 			}
@@ -53,21 +55,30 @@ func newCertCommand() *cobra.Command {
 			return nil
 		},
 	}
-	q.addTo(c.Flags())
+	q.addTo(c)
 	return c
 }
 
-func printCertificates(t io.Writer, r agent.CertificateReport, now time.Time) {
-	fmt.Fprintln(t, "NAME\tIDENTITY\tSERIAL\tVALID FROM\tUNTIL\tLEFT\tNEXT ROTATION\tSOURCE")
+func printCertificates(w io.Writer, r agent.CertificateReport, now time.Time) error {
+	t := terminal.Detect(w).NewTable("NAME", "IDENTITY", "SERIAL", "VALID FROM", "UNTIL", "LEFT", "NEXT ROTATION", "SOURCE").SetOptional("VALID FROM", "SERIAL", "SOURCE")
 	for _, c := range r.Certificates {
 		next := "-"
 		if !c.NextRotation.IsZero() {
 			next = formatTime(c.NextRotation)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", termtext.Escape(c.Name), termtext.Escape(cmp.Or(c.SPIFFEID, c.Subject, "-")), c.Serial,
-			formatTime(c.NotBefore), formatTime(c.NotAfter), formatTimeLeft(c.NotAfter.Sub(now)), next, termtext.Escape(c.Source))
+		left := formatTimeLeft(c.NotAfter.Sub(now))
+		t.AddRow(c.Name, cmp.Or(c.SPIFFEID, c.Subject), c.Serial, formatTime(c.NotBefore), formatTime(c.NotAfter), left, next, c.Source)
+		if left == expired {
+			t.PaintCell(leftColumn, terminal.Red)
+		}
 	}
+	return t.Write(w)
 }
+
+const (
+	leftColumn = 5
+	expired    = "expired"
+)
 
 // printCertificateDetails prints the certificate chains and notes that follow the table.
 func printCertificateDetails(w io.Writer, r agent.CertificateReport) error {
@@ -92,7 +103,7 @@ func printCertificateDetails(w io.Writer, r agent.CertificateReport) error {
 		lines = append(lines, "remedy: "+r.Remedy)
 	}
 	for line := range slices.Values(lines) {
-		if _, err := fmt.Fprintln(w, termtext.Escape(line)); err != nil {
+		if err := terminal.Detect(w).WriteText(w, termtext.Escape(line)+"\n"); err != nil {
 			return err
 		}
 	}
@@ -105,7 +116,7 @@ func formatTime(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 func formatTimeLeft(d time.Duration) string {
 	switch {
 	case d <= 0:
-		return "expired"
+		return expired
 	case d >= 48*time.Hour:
 		return fmt.Sprintf("%dd", int(d.Hours()/24))
 	case d >= time.Hour:

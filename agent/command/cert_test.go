@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"strings"
 	"testing"
-	"text/tabwriter"
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/agent"
@@ -20,9 +19,7 @@ func TestCertEscapesControlCharacters(t *testing.T) {
 		Name: "file-root:" + foreign, Subject: foreign, Source: foreign, Chain: []sds.ChainLink{{Subject: foreign, Issuer: foreign}},
 	}}}
 	var out bytes.Buffer
-	table := tabwriter.NewWriter(&out, 0, 4, 2, ' ', 0)
-	printCertificates(table, r, time.Now())
-	if err := table.Flush(); err != nil {
+	if err := printCertificates(&out, r, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	if err := printCertificateDetails(&out, r); err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 	"github.com/pilotfish-mesh/pilotfish/version"
 )
 
@@ -36,8 +37,8 @@ func serveHTTP(t *testing.T, address string, h http.HandlerFunc) string {
 func execute(c *cobra.Command, args ...string) (stdout string, code int, err error) {
 	var out bytes.Buffer
 	root := &cobra.Command{Use: "pilotfish-agent", SilenceErrors: true, SilenceUsage: true}
-	c.SetFlagErrorFunc(usageFlags)
 	root.AddCommand(c)
+	usage.Install(root)
 	root.SetOut(&out)
 	root.SetErr(io.Discard)
 	root.SetArgs(append([]string{c.Name()}, args...))

@@ -15,6 +15,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/helptext"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/internal/umask"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 	"github.com/pilotfish-mesh/pilotfish/version"
 )
 
@@ -24,15 +25,11 @@ const istioRedirection = "istio-iptables"
 // Commands returns the agent's commands except iptables. Both pilotfish-agent and pilotfish contain them. The caller
 // prints the errors of the commands, and exits with ExitCode.
 func Commands() []*cobra.Command {
-	all := []*cobra.Command{
+	return []*cobra.Command{
 		newProxyCommand(), newRunCommand(), newWaitCommand(), newRequestCommand(), newLogCommand(), newUpgradeCommand(),
 		newDNSCommand(), newCertCommand(), newXDSCommand(),
 		newConfigCommand(), newBootstrapCommand(), newVersionCommand(),
 	}
-	for _, c := range all {
-		c.SetFlagErrorFunc(usageFlags)
-	}
-	return all
 }
 
 // NewRoot returns the command line of the program pilotfish-agent, with the given command iptables.
@@ -45,6 +42,7 @@ func NewRoot(redirection *cobra.Command) *cobra.Command {
 	}
 	logging.AddHiddenFlags(root.PersistentFlags())
 	root.AddCommand(append(Commands(), redirection)...)
+	usage.Install(root)
 	helptext.WrapFlags(root)
 	return root
 }
@@ -52,38 +50,17 @@ func NewRoot(redirection *cobra.Command) *cobra.Command {
 // Main runs the program pilotfish-agent and returns its exit code.
 func Main() int {
 	umask.ClearOwnerBits()
-	parsed := false
 	root := NewRoot(newRedirectionCommand())
-	root.PersistentPreRun = func(*cobra.Command, []string) { parsed = true }
 	root.SetOut(termtext.NewWriter(os.Stdout))
 	root.SetErr(termtext.NewWriter(os.Stderr))
 	if name := filepath.Base(os.Args[0]); name == istioRedirection {
 		root.SetArgs(append([]string{name}, os.Args[1:]...))
 	}
-	err := root.Execute()
-	if err == nil {
-		return 0
-	}
-	fmt.Fprintln(root.ErrOrStderr(), "pilotfish-agent:", err)
-	if !parsed {
-		err = usageError{err}
+	_, err := usage.Execute(root)
+	if err != nil {
+		fmt.Fprintln(root.ErrOrStderr(), "pilotfish-agent:", err)
 	}
 	return ExitCode(err)
-}
-
-// usageFlags turns a flag error into a usage error.
-func usageFlags(c *cobra.Command, err error) error {
-	return usagef("%w (see `%s --help`)", err, c.CommandPath())
-}
-
-// usageArgs turns an argument error into a usage error.
-func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if err := check(cmd, args); err != nil {
-			return usagef("%w (see `%s --help`)", err, cmd.CommandPath())
-		}
-		return nil
-	}
 }
 
 func newVersionCommand() *cobra.Command {
@@ -92,7 +69,7 @@ func newVersionCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  usage.Args(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			text, err := versionText(format, short)
 			if err == nil {
@@ -103,6 +80,7 @@ func newVersionCommand() *cobra.Command {
 	}
 	c.Flags().StringVarP(&format, "output", "o", "", "json or yaml instead of one line")
 	c.Flags().BoolVarP(&short, "short", "s", false, "print only the version number")
+	usage.SetCompletions(c, "output", formatJSON, formatYAML)
 	return c
 }
 

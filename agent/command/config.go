@@ -7,6 +7,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/agent"
 	"github.com/pilotfish-mesh/pilotfish/internal/jsonyaml"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 )
 
 const configHelp = `Print the configuration with which the command proxy would run, and the source
@@ -27,8 +28,10 @@ func newConfigCommand() *cobra.Command {
 			return o.print(cmd, args, false)
 		},
 	}
-	o.addTo(c.Flags())
+	o.addTo(c)
+	o.log.AddHiddenTo(c.Flags())
 	c.Flags().StringVarP(&o.format, "output", "o", formatTable, "table, json or yaml")
+	usage.SetCompletions(c, "output", formatTable, formatJSON, formatYAML)
 	return c
 }
 
@@ -64,13 +67,15 @@ func newBootstrapCommand() *cobra.Command {
 		Short:   "Print the bootstrap with which proxy would start Envoy",
 		Long:    bootstrapHelp,
 		Example: "  pilotfish-agent bootstrap\n  pilotfish-agent bootstrap router --validate -o yaml\n  pilotfish-agent bootstrap --grpc",
-		Args:    usageArgs(cobra.MaximumNArgs(1)),
+		Args:    usage.Args("[TYPE]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.bootstrap(cmd, args)
 		},
 	}
-	o.addTo(c.Flags())
+	o.addTo(c)
+	o.log.AddHiddenTo(c.Flags())
 	c.Flags().StringVarP(&o.format, "output", "o", formatJSON, "json or yaml")
+	usage.SetCompletions(c, "output", formatJSON, formatYAML)
 	c.Flags().BoolVar(&o.validate, "validate", false, "check the bootstrap with Envoy (envoy --mode validate)")
 	c.Flags().BoolVar(&o.grpc, "grpc", false, "print the bootstrap of proxyless gRPC clients instead")
 	return c

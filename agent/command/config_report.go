@@ -5,11 +5,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"text/tabwriter"
 
 	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 	"github.com/pilotfish-mesh/pilotfish/internal/jsonyaml"
+	"github.com/pilotfish-mesh/pilotfish/internal/terminal"
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
 // report is the output of `config` and `proxy --dry-run`.
@@ -58,20 +59,18 @@ func (r *report) printYAML(w io.Writer) error {
 }
 
 func (r *report) printTable(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(t, "SETTING\tVALUE\tSOURCE")
+	f := terminal.Detect(w)
+	t := f.NewTable("SETTING", "VALUE", "SOURCE")
 	for _, s := range r.Settings {
-		value := s.Value
-		if value == "" {
-			value = "-"
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\n", s.Name, value, s.Source)
+		t.AddRow(s.Name, s.Value, s.Source)
 	}
-	if err := t.Flush(); err != nil {
+	if err := t.Write(w); err != nil {
 		return err
 	}
 	for _, warning := range r.Warnings {
-		fmt.Fprintf(w, "\nwarning: %s\n", warning)
+		if err := f.WriteText(w, fmt.Sprintf("\n%s: %s\n", f.Paint(terminal.Amber, "warning"), termtext.EscapeLines(warning))); err != nil {
+			return err
+		}
 	}
 	if r.Bootstrap == nil {
 		return nil

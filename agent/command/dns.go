@@ -1,7 +1,6 @@
 package command
 
 import (
-	"cmp"
 	"fmt"
 	"io"
 	"net/http"
@@ -12,14 +11,16 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/agent"
 	"github.com/pilotfish-mesh/pilotfish/dns"
+	"github.com/pilotfish-mesh/pilotfish/internal/terminal"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 )
 
 func newDNSCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "dns",
 		Short: "Query the DNS server of a running agent",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  usage.Args(),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	c.AddCommand(newLookupCommand())
@@ -45,31 +46,36 @@ func newLookupCommand() *cobra.Command {
 		Short:   "Explain the DNS answer for a name",
 		Long:    lookupHelp,
 		Example: "  pilotfish-agent dns lookup reviews\n  pilotfish-agent dns lookup 10.96.0.1 --type PTR\n  pilotfish-agent dns lookup _http._tcp.reviews --type SRV -o json",
-		Args:    usageArgs(cobra.ExactArgs(1)),
+		Args:    usage.Args("NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.Name = dns.ReverseName(args[0], &o.Type)
 			var r agent.LookupReport
 			if err := q.call(cmd.Context(), 2*agent.LookupTimeout+time.Second, http.MethodPost, "/dns/lookup", o, &r); err != nil {
 				return err
 			}
-			return q.print(cmd.OutOrStdout(), r, func(w io.Writer) { printLookups(w, r) })
+			return q.print(cmd.OutOrStdout(), r, func(w io.Writer) error { return printLookups(w, r) })
 		},
 	}
 	f := c.Flags()
 	f.StringVar(&o.Type, "type", "", "type of record, such as A, AAAA, PTR or SRV (default A and AAAA)")
-	q.addTo(f)
+	q.addTo(c)
+	usage.SetCompletions(c, "type", "A", "AAAA", "CNAME", "PTR", "SRV", "TXT")
 	return c
 }
 
-func printLookups(t io.Writer, r agent.LookupReport) {
-	fmt.Fprintln(t, "TYPE\tRESULT\tSOURCE\tANSWER")
+func printLookups(w io.Writer, r agent.LookupReport) error {
+	f := terminal.Detect(w)
+	results := f.NewTable("TYPE", "RESULT", "SOURCE", "ANSWER")
+	steps := f.NewTable("TYPE", "TRIED", "RESULT", "SOURCE", "WHY")
 	for _, e := range r.Lookups {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", e.Type, e.Rcode, e.Source, cmp.Or(strings.Join(e.Answers, "; "), "-"))
-	}
-	fmt.Fprintln(t, "\nTYPE\tTRIED\tRESULT\tSOURCE\tWHY")
-	for _, e := range r.Lookups {
+		results.AddRow(e.Type, e.Rcode, e.Source, strings.Join(e.Answers, "; "))
 		for _, s := range e.Steps {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", e.Type, s.Query, s.Rcode, s.Source, termtext.ShortLine(s.Why))
+			steps.AddRow(e.Type, s.Query, s.Rcode, s.Source, termtext.ShortLine(s.Why))
 		}
 	}
+	if err := results.Write(w); err != nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	return steps.Write(w)
 }

@@ -10,6 +10,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pilotfish-mesh/pilotfish/agent/logging"
+	"github.com/pilotfish-mesh/pilotfish/internal/terminal"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 )
 
 const logHelp = `Show the log levels of a running agent and its Envoy, or change them with
@@ -32,7 +34,7 @@ func newLogCommand() *cobra.Command {
 		Short:   "Show or change the log levels of a running agent and its Envoy",
 		Long:    logHelp,
 		Example: "  pilotfish-agent log\n  pilotfish-agent log --agent xds:debug --envoy info,upstream:debug --for 5m\n  pilotfish-agent log --reset",
-		Args:    usageArgs(cobra.NoArgs),
+		Args:    usage.Args(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.Reset && (o.Agent != "" || o.Envoy != "") {
 				return usagef("--reset cannot be combined with --agent or --envoy")
@@ -41,7 +43,7 @@ func newLogCommand() *cobra.Command {
 			if err := q.call(cmd.Context(), logTimeout, http.MethodPost, "/log", o, &r); err != nil {
 				return err
 			}
-			return q.print(cmd.OutOrStdout(), r, func(w io.Writer) { printLogLevels(w, r) })
+			return q.print(cmd.OutOrStdout(), r, func(w io.Writer) error { return printLogLevels(w, r) })
 		},
 	}
 	f := c.Flags()
@@ -49,21 +51,23 @@ func newLogCommand() *cobra.Command {
 	f.StringVar(&o.Envoy, "envoy", "", "log levels of Envoy, such as debug or info,upstream:debug")
 	f.DurationVar(&o.For, "for", 10*time.Minute, "time until the initial levels are restored; 0: never")
 	f.BoolVar(&o.Reset, "reset", false, "restore the initial levels now")
-	q.addTo(f)
+	q.addTo(c)
 	return c
 }
 
-func printLogLevels(t io.Writer, r logging.LevelReport) {
-	fmt.Fprintf(t, "agent\t%s\n", cmp.Or(r.Agent, "-"))
+func printLogLevels(w io.Writer, r logging.LevelReport) error {
+	t := terminal.Detect(w).NewTable()
+	t.AddRow("agent", cmp.Or(r.Agent, "-"))
 	if r.Problem != "" {
-		fmt.Fprintf(t, "envoy\tunknown: %s\n", r.Problem)
+		t.AddRow("envoy", "unknown: "+r.Problem)
 	} else {
-		fmt.Fprintf(t, "envoy\t%s\n", r.Envoy)
+		t.AddRow("envoy", r.Envoy)
 	}
 	switch {
 	case r.Until != nil:
-		fmt.Fprintf(t, "initial levels\tat %s, in %v\n", r.Until.Format(time.TimeOnly), time.Until(*r.Until).Round(time.Second))
+		t.AddRow("initial levels", fmt.Sprintf("at %s, in %v", r.Until.Format(time.TimeOnly), time.Until(*r.Until).Round(time.Second)))
 	case r.Changed:
-		fmt.Fprintf(t, "initial levels\twith --reset, or when the agent restarts\n")
+		t.AddRow("initial levels", "with --reset, or when the agent restarts")
 	}
+	return t.Write(w)
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/processors"
 	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 )
 
 const proxyHelp = `Run Envoy as a proxy of the mesh: start and supervise Envoy, serve it
@@ -61,9 +62,11 @@ func newProxyCommand() *cobra.Command {
 			return o.proxy(cmd, args)
 		},
 	}
-	o.addTo(c.Flags())
+	o.addTo(c)
+	o.log.AddTo(c.Flags())
 	c.Flags().BoolVar(&o.dryRun, "dry-run", false, "print the configuration with the source of each value and the bootstrap, then exit")
 	c.Flags().StringVarP(&o.format, "output", "o", formatTable, "format of --dry-run: table, json or yaml")
+	usage.SetCompletions(c, "output", formatTable, formatJSON, formatYAML)
 	c.Flags().SortFlags = false
 	return c
 }
@@ -77,7 +80,18 @@ type proxyOptions struct {
 	awaitAddress func() []netip.Addr // see config.Inputs.AwaitAddress
 }
 
-func (o *proxyOptions) addTo(f *pflag.FlagSet) {
+// proxyTypes are the values of the argument of commands that resolve a proxy's configuration.
+var proxyTypes = []string{"sidecar\tproxy of one workload", "router\tgateway", "waypoint\tgateway of a namespace"}
+
+// addTo adds the flags except those of the log, and the completion of the proxy type.
+func (o *proxyOptions) addTo(c *cobra.Command) {
+	c.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveDefault
+		}
+		return proxyTypes, cobra.ShellCompDirectiveNoFileComp
+	}
+	f := c.Flags()
 	f.StringVar(&o.flags.MeshConfig, "meshConfig", config.DefaultMeshFile, "file with Istio's MeshConfig")
 	f.StringVar(&o.flags.Domain, "domain", "", "DNS domain in the node ID (default: <namespace>.svc.cluster.local)")
 	f.StringVar(&o.flags.ServiceCluster, "serviceCluster", "istio-proxy", "name of the workload in statistics and traces")
@@ -88,7 +102,6 @@ func (o *proxyOptions) addTo(f *pflag.FlagSet) {
 	f.StringVar(&o.flags.EnvoyPath, "envoy-path", "", "path of the Envoy binary (default: ENVOY_PATH, else pilotfish's cache, else envoy in PATH)")
 	f.BoolVar(&o.flags.Restart, "restart", false,
 		"restart Envoy when it exits, within a crash budget; without this flag the agent exits too, for Kubernetes or systemd to restart it")
-	o.log.AddTo(f)
 	f.StringVar(&o.flags.TemplateFile, "templateFile", "", "file with a complete bootstrap, in JSON or YAML, that replaces the generated one")
 	f.BoolVar(&o.flags.Profiling, "profiling", true, "serve pprof profiles of the agent on the status port, to loopback clients only")
 	f.IntVar(&o.flags.TokenPort, "stsPort", 0, "loopback port of the token exchange (default: 15463 if TOKEN_EXCHANGE_URL is set, else none)")

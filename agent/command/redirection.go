@@ -22,14 +22,22 @@ func newRedirectionCommand() *cobra.Command {
 		Short:              "Redirect a pod's traffic to its Envoy",
 		Long:               "Redirect a pod's traffic to its Envoy: executes " + redirectionProgram + " with the same arguments.",
 		DisableFlagParsing: true,
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			path, err := findRedirectionProgram()
-			if err == nil {
-				err = syscall.Exec(path, append([]string{redirectionProgram}, args...), os.Environ())
+			if err == nil { // messages of the program contain the name with which the user called it
+				err = syscall.Exec(path, append([]string{calledName(cmd)}, args...), os.Environ())
 			}
 			return fmt.Errorf("executing %s: %w; install it in the directory of pilotfish-agent", redirectionProgram, err)
 		},
 	}
+}
+
+// calledName returns the name with which the user called the command.
+func calledName(cmd *cobra.Command) string {
+	if name := filepath.Base(os.Args[0]); name == istioRedirection {
+		return name
+	}
+	return cmd.Root().Name() + " " + cmd.CalledAs()
 }
 
 // findRedirectionProgram returns the path of pilotfish-iptables in the directory of the running binary, or in PATH.

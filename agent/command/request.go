@@ -20,6 +20,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 	"github.com/pilotfish-mesh/pilotfish/internal/redact"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 )
 
 const requestHelp = `Send an HTTP request to Envoy's admin interface (port 15000, the default), the
@@ -62,7 +63,7 @@ func newRequestCommand() *cobra.Command {
 		Short:   "Send a request to Envoy's admin port or the agent's status port",
 		Long:    requestHelp,
 		Example: "  pilotfish-agent request GET config_dump\n  pilotfish-agent request --debug-port=15020 POST drain",
-		Args:    usageArgs(cobra.MinimumNArgs(2)), // Istio's command ignores further arguments
+		Args:    usage.Args("METHOD", "PATH", "[BODY]..."), // Istio's command ignores further arguments
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ports := requestPorts{config.ReadPorts(os.Environ())}
 			if !slices.Contains(ports.list(), port) {

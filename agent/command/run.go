@@ -1,7 +1,6 @@
 package command
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -41,7 +40,7 @@ func newRunCommand() *cobra.Command {
 		Short:   "Run an application, with its proxy until the application exits",
 		Long:    runHelp,
 		Example: "  pilotfish-agent run -- /app/job --once",
-		Args:    usageArgs(checkRunArgs),
+		Args:    checkRunArgs,
 		// Unknown flags are ignored, as in `proxy`, because pods use this command in place of `proxy`.
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -49,7 +48,8 @@ func newRunCommand() *cobra.Command {
 			return o.run(cmd, args[:dash], args[dash:], time.Duration(timeoutSeconds)*time.Second)
 		},
 	}
-	o.addTo(c.Flags())
+	o.addTo(c)
+	o.log.AddTo(c.Flags())
 	c.Flags().Uint32Var(&timeoutSeconds, "timeoutSeconds", 60, "maximum time to wait until the proxy is ready, in seconds")
 	return c
 }
@@ -57,9 +57,9 @@ func newRunCommand() *cobra.Command {
 func checkRunArgs(cmd *cobra.Command, args []string) error {
 	switch dash := cmd.ArgsLenAtDash(); {
 	case dash < 0 || dash == len(args):
-		return fmt.Errorf("the application is missing: write it after --, as in `%s -- /app/job --once`", cmd.CommandPath())
+		return usagef("PROGRAM is missing: write it after --, as in `%s -- /app/job --once`", cmd.CommandPath())
 	case dash > 1:
-		return fmt.Errorf("write at most one proxy type before --: %q", args[:dash])
+		return usagef("write at most one proxy type before --: %q; usage: %s", args[:dash], cmd.UseLine())
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/agent"
 	"github.com/pilotfish-mesh/pilotfish/agent/logging"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 )
 
 const upgradeHelp = `Replace the Envoy of a running agent by another Envoy binary, of the same or
@@ -48,7 +49,7 @@ func newUpgradeCommand() *cobra.Command {
 		Short:   "Replace the running Envoy without losing connections",
 		Long:    upgradeHelp,
 		Example: "  pilotfish-agent upgrade --envoy-path /opt/envoy/1.40.0/envoy\n  pilotfish-agent upgrade --envoy-path ./envoy --keep 5m --wait",
-		Args:    usageArgs(cobra.NoArgs),
+		Args:    usage.Args(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := checkUpgradeFlags(o)
 			if err != nil {
@@ -74,6 +75,7 @@ func newUpgradeCommand() *cobra.Command {
 	f.DurationVar(&o.ReadyWithin, "ready-within", agent.DefaultReadyWithin, "maximum time until the new Envoy is ready")
 	f.DurationVar(&o.Keep, "keep", 0, "time after which idle connections of the old Envoy are closed (default: drainDuration plus 15s)")
 	f.BoolVar(&o.Wait, "wait", false, "return when the old Envoy has exited instead of when the new one is ready")
+	usage.SetCompletions(c, "way", agent.HotRestart, agent.HandOver)
 	addConfigPath(f, &configPath)
 	logging.AddHiddenFlags(f)
 	f.SortFlags = false

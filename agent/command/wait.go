@@ -18,6 +18,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/agent/logging"
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 	"github.com/pilotfish-mesh/pilotfish/internal/redact"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 )
 
 const waitHelp = `Wait until the proxy is ready to receive traffic: request the URL repeatedly
@@ -35,7 +36,7 @@ func newWaitCommand() *cobra.Command {
 		Use:   "wait",
 		Short: "Wait until the proxy is ready",
 		Long:  waitHelp,
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  usage.Args(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			w.timeout = time.Duration(timeoutSeconds) * time.Second
 			w.client = dial.LocalhostClient(time.Duration(requestMillis) * time.Millisecond)

@@ -19,7 +19,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/agent"
 	"github.com/pilotfish-mesh/pilotfish/agent/logging"
 	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
+	"github.com/pilotfish-mesh/pilotfish/internal/terminal"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
 
@@ -27,7 +29,7 @@ func newXDSCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "xds",
 		Short: "Show the xDS traffic between Envoy and the control plane",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  usage.Args(),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	c.AddCommand(newXDSStatusCommand(), newXDSHistoryCommand(), newTapCommand())
@@ -36,17 +38,17 @@ func newXDSCommand() *cobra.Command {
 
 // newXDSQueryCommand completes the command c so that it requests path from the running agent. The command prints the
 // response as JSON or, with table, as a table.
-func newXDSQueryCommand[T any](c *cobra.Command, path string, table func(io.Writer, T)) *cobra.Command {
+func newXDSQueryCommand[T any](c *cobra.Command, path string, table func(io.Writer, T) error) *cobra.Command {
 	var q agentQuery
-	c.Args = usageArgs(cobra.NoArgs)
+	c.Args = usage.Args()
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		var report T
 		if err := q.call(cmd.Context(), logTimeout, http.MethodGet, path, nil, &report); err != nil {
 			return err
 		}
-		return q.print(cmd.OutOrStdout(), report, func(w io.Writer) { table(w, report) })
+		return q.print(cmd.OutOrStdout(), report, func(w io.Writer) error { return table(w, report) })
 	}
-	q.addTo(c.Flags())
+	q.addTo(c)
 	return c
 }
 
@@ -57,34 +59,53 @@ func newXDSStatusCommand() *cobra.Command {
 	}, "/xds/status", printXDSStatus)
 }
 
-func printXDSStatus(w io.Writer, s xdsproxy.Status) {
+func printXDSStatus(w io.Writer, s xdsproxy.Status) error {
+	f := terminal.Detect(w)
+	connection := f.NewTable()
 	state := "connected"
 	if !s.Connected {
 		state = "not connected: " + cmp.Or(s.Reason, "no response yet")
 	}
-	fmt.Fprintf(w, "control plane\t%s\t%s\n", cmp.Or(s.Upstream, "-"), state)
-	fmt.Fprintf(w, "last response\t%s\n", formatAgo(s.LastResponse))
+	connection.AddRow("control plane", cmp.Or(s.Upstream, "-"), state)
+	connection.AddRow("last response", formatAgo(s.LastResponse))
 	if s.LastGood != nil {
-		printLastGood(w, *s.LastGood)
+		addLastGood(connection, *s.LastGood)
+	}
+	if err := connection.Write(w); err != nil {
+		return err
 	}
 	fmt.Fprintln(w)
-	fmt.Fprintln(w, "TYPE\tSTATE\tSUBSCRIBED\tVERSION\tACKS\tNACKS\tLAST ACK\tBYTES")
+	types := f.NewTable("TYPE", "STATE", "SUBSCRIBED", "VERSION", "ACKS", "NACKS", "LAST ACK", "BYTES").SetOptional("BYTES", "SUBSCRIBED")
 	for _, t := range s.Types {
 		subscribed := fmt.Sprint(t.Subscribed)
 		if t.Wildcard {
 			subscribed = "all"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%d\n", shortTypeOf(t.TypeURL), t.State, subscribed, cmp.Or(t.Version, "-"),
-			t.Acks, t.Nacks, formatAgo(t.LastAck), t.ResponseBytes)
+		types.AddRow(shortTypeOf(t.TypeURL), t.State, subscribed, t.Version, fmt.Sprint(t.Acks), fmt.Sprint(t.Nacks), formatAgo(t.LastAck), fmt.Sprint(t.ResponseBytes))
+		types.PaintCell(stateColumn, stateColours[t.State])
 	}
+	if err := types.Write(w); err != nil {
+		return err
+	}
+	return f.WriteText(w, termtext.EscapeLines(describeRejections(s)))
+}
+
+const stateColumn = 1
+
+var stateColours = map[string]terminal.Colour{xdsproxy.StateRejected: terminal.Red, xdsproxy.StatePending: terminal.Amber, xdsproxy.StateRequested: terminal.Amber}
+
+// describeRejections returns a line for each rejected type and resource.
+func describeRejections(s xdsproxy.Status) string {
+	var b strings.Builder
 	for _, t := range s.Types {
 		if n := t.LastNack; n != nil && t.State == xdsproxy.StateRejected {
-			fmt.Fprintf(w, "\n%s was rejected %s: %s\n", shortTypeOf(t.TypeURL), formatAgo(n.Time), termtext.ShortLine(n.Reason))
+			fmt.Fprintf(&b, "\n%s was rejected %s: %s\n", shortTypeOf(t.TypeURL), formatAgo(n.Time), termtext.ShortLine(n.Reason))
 		}
 		for _, r := range t.Rejected {
-			fmt.Fprintf(w, "rejected: %s %s, %s, since %s: %s\n", shortTypeOf(t.TypeURL), r.Name, phrase.Count(r.Count, "time"), formatAgo(r.Since), termtext.ShortLine(r.Reason))
+			fmt.Fprintf(&b, "rejected: %s %s, %s, since %s: %s\n", shortTypeOf(t.TypeURL), r.Name, phrase.Count(r.Count, "time"), formatAgo(r.Since), termtext.ShortLine(r.Reason))
 		}
 	}
+	return b.String()
 }
 
 func newXDSHistoryCommand() *cobra.Command {
@@ -94,7 +115,8 @@ func newXDSHistoryCommand() *cobra.Command {
 	}, "/xds/history", printXDSHistory)
 }
 
-func printXDSHistory(w io.Writer, h xdsproxy.History) {
+func printXDSHistory(w io.Writer, h xdsproxy.History) error {
+	table := terminal.Detect(w).NewTable()
 	for _, e := range h.Events {
 		what := shortTypeOf(e.TypeURL)
 		if e.TypeURL == "" {
@@ -103,8 +125,9 @@ func printXDSHistory(w io.Writer, h xdsproxy.History) {
 		if e.Process != 0 {
 			what = fmt.Sprintf("pid %d", e.Process)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", e.Time.Local().Format(timeOfDayFormat), e.Kind, what, e.Version, eventDetail(e))
+		table.AddRow(e.Time.Local().Format(timeOfDayFormat), e.Kind, what, e.Version, eventDetail(e))
 	}
+	return table.Write(w)
 }
 
 func eventDetail(e xdsproxy.Event) string {
@@ -140,7 +163,7 @@ func newTapCommand() *cobra.Command {
 		Short:   "Show xDS messages live",
 		Long:    tapHelp,
 		Example: "  pilotfish-agent xds tap\n  pilotfish-agent xds tap --type cds,eds --name reviews --contents --for 5m\n  pilotfish-agent xds tap -o json | jq 'select(.kind == \"nack\")'",
-		Args:    usageArgs(cobra.NoArgs),
+		Args:    usage.Args(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			show, err := tapPrinter(cmd.OutOrStdout(), format)
 			if err != nil {
@@ -165,6 +188,7 @@ func newTapCommand() *cobra.Command {
 	f.BoolVar(&o.Contents, "contents", false, "show the contents of the resources")
 	f.DurationVar(&o.For, "for", 30*time.Second, "duration of the tap")
 	f.StringVarP(&format, "output", "o", formatTable, "table (one line per message) or json (one object per line)")
+	usage.SetCompletions(c, "output", formatTable, formatJSON)
 	addConfigPath(f, &configPath)
 	logging.AddHiddenFlags(f)
 	return c

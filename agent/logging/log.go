@@ -35,9 +35,12 @@ func (o *Options) AddTo(f *pflag.FlagSet) {
 
 // AddHiddenFlags adds the flags that every command of Istio's agent accepts. The help does not list them, because they
 // have no effect in commands without a log.
-func AddHiddenFlags(f *pflag.FlagSet) {
+func AddHiddenFlags(f *pflag.FlagSet) { new(Options).AddHiddenTo(f) }
+
+// AddHiddenTo adds the flags to f, and hides them in the help.
+func (o *Options) AddHiddenTo(f *pflag.FlagSet) {
 	hidden := pflag.NewFlagSet("", pflag.ContinueOnError)
-	new(Options).AddTo(hidden)
+	o.AddTo(hidden)
 	hidden.VisitAll(func(flag *pflag.Flag) { flag.Hidden = true })
 	f.AddFlagSet(hidden)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 )
@@ -192,7 +193,7 @@ func newCleanCommand(p Process) *cobra.Command {
 		Use:   "clean",
 		Short: "Remove the rules, and restore the network namespace",
 		Long:  cleanHelp,
-		Args:  noArgs,
+		Args:  usage.Args(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			space, err := c.openNamespace()
 			if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
@@ -42,7 +43,7 @@ func Command(p Process) *cobra.Command {
 		Example: `  pilotfish-agent iptables -b "*" -i "*" -d 15090,15021,15020
   pilotfish-agent iptables -b "*" -i "*" --dry-run
   pilotfish-agent iptables explain -i "*" --uid 1000 --to 10.2.3.4:443/tcp`,
-		Args: noArgs,
+		Args: usage.Args(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.run(cmd) },
 	}
 	a.addTo(c.Flags())
@@ -50,9 +51,6 @@ func Command(p Process) *cobra.Command {
 	for _, sub := range append(c.Commands(), c) {
 		sub.RunE = withSignals(sub.RunE)
 		sub.Flags().SortFlags = false
-		sub.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-			return usagef("%w (see `%s --help`)", err, c.CommandPath())
-		})
 	}
 	return c
 }
@@ -69,13 +67,6 @@ func withSignals(run func(*cobra.Command, []string) error) func(*cobra.Command, 
 	}
 }
 
-func noArgs(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return usagef("%q is neither a flag nor a subcommand (see `%s --help`)", args[0], cmd.CommandPath())
-	}
-	return nil
-}
-
 // commonFlags are the flags of all commands that read options.
 type commonFlags struct {
 	process   Process
@@ -85,9 +76,11 @@ type commonFlags struct {
 }
 
 // addOutput adds the flags of commands that print options or rules. In these commands, -o selects the output format, so
-// the option that has the shorthand -o in other commands has only its long name here.
-func (c *commonFlags) addOutput(f *pflag.FlagSet) {
+// the option that has the shorthand -o in other commands has only its long name here. Shells suggest the formats.
+func (c *commonFlags) addOutput(cmd *cobra.Command, formats ...string) {
+	f := cmd.Flags()
 	f.StringVarP(&c.format, "output", "o", "", "json or yaml instead of text")
+	usage.SetCompletions(cmd, "output", formats...)
 	c.addTo(f, "o")
 	// These flags are accepted so that users can pass the same flags as to apply. They have no effect, because the
 	// backend in use is detected.
@@ -172,7 +165,7 @@ func setFromEnvironment(f *pflag.FlagSet, p Process, list []switchFlag) error {
 		if flag := f.Lookup(s.name); flag.Changed || text == "" || flag.Hidden {
 			continue
 		} else if err := flag.Value.Set(text); err != nil {
-			return usagef("environment %s: %q: %w", variable, text, err)
+			return usagef("environment %s: %q: write %s", variable, text, usage.DescribeValue(flag))
 		}
 	}
 	return nil

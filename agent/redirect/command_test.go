@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
@@ -38,12 +39,12 @@ func newMachine(t *testing.T, vars map[string]string, files map[string]string) P
 func execute(t *testing.T, p Process, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	var out, log bytes.Buffer
-	c := Command(p)
-	c.SilenceErrors, c.SilenceUsage = true, true
+	c := newProgram(p, program)
 	c.SetArgs(args)
 	c.SetOut(&out)
 	c.SetErr(&log)
-	err = c.ExecuteContext(t.Context())
+	c.SetContext(t.Context())
+	_, err = usage.Execute(c)
 	return out.String(), log.String(), err
 }
 
@@ -172,8 +173,8 @@ func TestInvalidOptionsAreReportedTogetherWithRemedy(t *testing.T) {
 	} {
 		args, want := c[:len(c)-1], c[len(c)-1]
 		_, _, err := execute(t, p, args...)
-		var exit *ExitError
-		if !errors.As(err, &exit) || exit.Code != exitUsage || !strings.Contains(err.Error(), want) {
+		var exit interface{ ProcessExitCode() int }
+		if !errors.As(err, &exit) || exit.ProcessExitCode() != exitUsage || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is refused with %v, want %s", args, err, want)
 			continue
 		}
@@ -345,7 +346,7 @@ func TestInvalidExplainRequestsAreRejected(t *testing.T) {
 		"--to 10.0.0.1:80 --from x":    "write an address, with or without a port",
 		"--to 10.0.0.1:80 --state odd": "use new, established, related or invalid",
 		"--to 10.0.0.1:80 --uid x":     `--uid "x"`,
-		"more":                         `"more" is neither a flag nor a subcommand`,
+		"more":                         `unexpected argument "more"; usage: `,
 		"--to 10.0.0.1:80 -o xml":      `output format "xml" is not known`,
 		"--config /nowhere":            "no such file",
 

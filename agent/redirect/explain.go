@@ -8,10 +8,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/terminal"
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
@@ -44,7 +46,7 @@ func newExplainCommand(p Process) *cobra.Command {
 		Long:  explainHelp,
 		Example: `  pilotfish-agent iptables explain -i "*" --uid 1000 --to 10.2.3.4:443/tcp
   pilotfish-agent iptables explain --live --to 10.0.0.10:53/udp`,
-		Args: noArgs,
+		Args: usage.Args(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return e.run(cmd) },
 	}
 	f := cmd.Flags()
@@ -58,7 +60,7 @@ func newExplainCommand(p Process) *cobra.Command {
 	f.StringVar(&e.state, "state", "new", "state of the packet's connection: new, established, related or invalid")
 	f.BoolVar(&e.live, "live", false, "evaluate the installed rules")
 	f.BoolVar(&e.all, "all", false, "show every rule that is evaluated, including those that do not match")
-	e.addOutput(f)
+	e.addOutput(cmd, "json", "yaml")
 	return cmd
 }
 
@@ -260,18 +262,20 @@ func (e *explainCommand) print(w io.Writer, p iptables.Packet, x iptables.Explan
 	if e.format != "" {
 		return printAs(w, e.format, explanationReport{p.String(), x})
 	}
-	fmt.Fprintf(w, "%s\n\n%s\n", p, x.Why)
-	if len(x.Steps) == 0 {
-		return nil
+	f := terminal.Detect(w)
+	text := fmt.Sprintf("%s\n\n%s\n", termtext.EscapeLines(p.String()), f.Paint(terminal.Bold, termtext.EscapeLines(x.Why)))
+	if err := f.WriteText(w, text); err != nil || len(x.Steps) == 0 {
+		return err
 	}
-	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(t, "\nTABLE\tCHAIN\tRULE\t")
+	fmt.Fprintln(w)
+	t := f.NewTable("TABLE", "CHAIN", "RULE", "")
 	for _, s := range x.Steps {
-		text := s.Rule.String()
 		if s.Missed != "" {
-			text = "no: " + s.Missed
+			t.AddRow(string(s.Table), s.Chain, s.Rule.ID, "no: "+s.Missed)
+			t.PaintCell(3, terminal.Dim)
+			continue
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", s.Table, s.Chain, s.Rule.ID, text)
+		t.AddRow(string(s.Table), s.Chain, s.Rule.ID, s.Rule.String())
 	}
-	return t.Flush()
+	return t.Write(w)
 }

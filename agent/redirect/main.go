@@ -4,12 +4,17 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"strings"
+
+	"github.com/spf13/cobra"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/helptext"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/internal/umask"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 )
 
 // Main runs the binary pilotfish-iptables, which contains only the redirection command, and returns the exit code. This
@@ -19,19 +24,42 @@ func Main(p Process) int {
 	debug.SetGCPercent(400) // a run of a few milliseconds needs no garbage collection
 	// The work is sequential; idle processors that search for work would cost a quarter of the run time.
 	runtime.GOMAXPROCS(1)
-	c := Command(p)
-	c.Use, c.Aliases = "pilotfish-iptables", nil
-	c.SilenceErrors, c.SilenceUsage = true, true
-	helptext.WrapFlags(c)
+	name := calledName(os.Args)
+	c := newProgram(p, name)
 	c.SetOut(termtext.NewWriter(os.Stdout))
 	c.SetErr(termtext.NewWriter(os.Stderr))
-	err := c.Execute()
+	_, err := usage.Execute(c)
 	if err == nil {
 		return 0
 	}
-	fmt.Fprintln(c.ErrOrStderr(), "pilotfish-iptables:", err)
-	if exit := (*ExitError)(nil); errors.As(err, &exit) {
-		return exit.Code
+	fmt.Fprintf(c.ErrOrStderr(), "%s: %v\n", name, err)
+	if exit := (interface{ ProcessExitCode() int })(nil); errors.As(err, &exit) {
+		return exit.ProcessExitCode()
 	}
 	return 1
+}
+
+const program = "pilotfish-iptables"
+
+// calledName returns the name with which the user called the program. If the agent has executed it, the first argument
+// is the name of the agent and of its command.
+func calledName(args []string) string {
+	if len(args) == 0 || args[0] == "" {
+		return program
+	}
+	return filepath.Base(args[0])
+}
+
+// newProgram returns the command line of the binary. Help texts and messages contain name.
+func newProgram(p Process, name string) *cobra.Command {
+	c := Command(p)
+	c.Use, c.Aliases = program, nil
+	c.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: name}
+	c.SilenceErrors, c.SilenceUsage = true, true
+	for _, sub := range append(c.Commands(), c) {
+		sub.Example = strings.ReplaceAll(sub.Example, "pilotfish-agent iptables", name)
+	}
+	usage.Install(c)
+	helptext.WrapFlags(c)
+	return c
 }

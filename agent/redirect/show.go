@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/jsonyaml"
+	"github.com/pilotfish-mesh/pilotfish/internal/terminal"
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 	"github.com/pilotfish-mesh/pilotfish/iptables/xtables"
@@ -21,7 +23,13 @@ const showHelp = `Show the options with their sources, and the rules that follow
 with its reason. Nothing is changed. The output of -o yaml can be used with
 explain --config; that of -o nft and -o iptables is input for these programs.
 
-With --live, show the rules that are installed in the kernel.`
+With --live, show the rules that are installed in the kernel.
+
+Exit codes:
+  0  success
+  1  with --live: no rules are installed, or they cannot be read
+  2  wrong flags or options
+  3  with --live: this process lacks CAP_NET_ADMIN`
 
 // report is the output of the command show, and the content of a saved configuration.
 type report struct {
@@ -79,7 +87,7 @@ func newShowCommand(p Process) *cobra.Command {
 		Short:   "Show the options and the resulting rules, each with its reason",
 		Long:    showHelp,
 		Example: "  pilotfish-agent iptables show -b \"*\" -i \"*\"\n  pilotfish-agent iptables show --live -o json",
-		Args:    noArgs,
+		Args:    usage.Args(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			space, err := c.openNamespace()
 			if err != nil {
@@ -100,14 +108,14 @@ func newShowCommand(p Process) *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&live, "live", false, "show the installed rules")
-	c.addOutput(cmd.Flags())
+	c.addOutput(cmd, "json", "yaml", formatNFT, formatIPTables)
 	return cmd
 }
 
 // readLiveReport reads the installed rules from the kernel and builds the report from them.
 func readLiveReport(cmd *cobra.Command, p Process, space namespace) (*report, error) {
 	if err := p.checkPrivileges("--live"); err != nil {
-		return nil, err
+		return nil, &ExitError{err, exitNotChecked}
 	}
 	b, err := newBackend(space, backends.Auto, newLogger(cmd.ErrOrStderr(), false, ""))
 	if err != nil {
@@ -141,35 +149,29 @@ func (r *report) print(w io.Writer, format string) error {
 }
 
 func (r *report) printText(w io.Writer) error {
+	f := terminal.Detect(w)
 	if len(r.Values) > 0 {
-		t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-		fmt.Fprintln(t, "OPTION\tVALUE\tSOURCE")
+		t := f.NewTable("OPTION", "VALUE", "SOURCE")
 		for _, v := range r.Values {
-			fmt.Fprintf(t, "%s\t%s\t%s\n", v.Name, orDash(v.Value), v.Source)
+			t.AddRow(v.Name, v.Value, v.Source)
 		}
-		if err := t.Flush(); err != nil {
+		if err := t.Write(w); err != nil {
 			return err
 		}
 		fmt.Fprintln(w)
 	}
+	var b strings.Builder
 	for _, text := range r.Warnings {
-		fmt.Fprintf(w, "warning: %s\n\n", text)
+		fmt.Fprintf(&b, "%s: %s\n\n", f.Paint(terminal.Amber, "warning"), termtext.EscapeLines(text))
 	}
 	if r.Backend != "" {
-		fmt.Fprintf(w, "installed by %s, for ", r.Backend)
+		fmt.Fprintf(&b, "installed by %s, for ", r.Backend)
 	}
-	fmt.Fprint(w, r.Rules.Prose())
+	b.WriteString(termtext.EscapeLines(r.Rules.Prose()))
 	for _, text := range r.Strange {
-		fmt.Fprintf(w, "\nnot ours: %s\n", text)
+		fmt.Fprintf(&b, "\n%s: %s\n", f.Paint(terminal.Red, "not ours"), termtext.EscapeLines(text))
 	}
-	return nil
-}
-
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
+	return f.WriteText(w, b.String())
 }
 
 // render returns the rule set in one of the output formats.

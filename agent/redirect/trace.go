@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 	"github.com/pilotfish-mesh/pilotfish/iptables/trace"
 )
@@ -43,7 +44,7 @@ func newTraceCommand(p Process) *cobra.Command {
 		Example: `  pilotfish-agent iptables trace --port 443
   pilotfish-agent iptables trace --uid 1337 --protocol tcp --for 30s --count 5
   pilotfish-agent iptables trace --network-namespace /proc/1234/ns/net -o json`,
-		Args: noArgs,
+		Args: usage.Args(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return t.run(cmd) },
 	}
 	f := cmd.Flags()
@@ -56,6 +57,8 @@ func newTraceCommand(p Process) *cobra.Command {
 	f.IntVar(&t.count, "count", 20, "maximum number of packets to show")
 	f.BoolVar(&t.all, "all", false, "trace every packet, not only the first of each connection")
 	f.StringVarP(&t.format, "output", "o", "", "json (one line per packet) instead of text")
+	usage.SetCompletions(cmd, "output", "json")
+	usage.SetCompletions(cmd, "protocol", "tcp", "udp")
 	t.addNamespace(f)
 	return cmd
 }

@@ -4,10 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/terminal"
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 	"github.com/pilotfish-mesh/pilotfish/iptables/verify"
@@ -49,7 +53,7 @@ func newVerifyCommand(p Process) *cobra.Command {
 		Example: `  pilotfish-agent iptables verify -b "*" -i "*" -d 15090,15021,15020
   pilotfish-agent iptables verify --live --all
   pilotfish-agent iptables verify --live --network-namespace /proc/1234/ns/net`,
-		Args: noArgs,
+		Args: usage.Args(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return v.run(cmd) },
 	}
 	f := cmd.Flags()
@@ -57,7 +61,7 @@ func newVerifyCommand(p Process) *cobra.Command {
 	f.BoolVar(&v.all, "all", false, "show every packet, including those with the expected result")
 	f.BoolVar(&v.noPackets, "no-packets", false, "compare the rules only")
 	f.DurationVar(&v.timeout, "probe-timeout", v.timeout, "timeout for each packet")
-	v.addOutput(f)
+	v.addOutput(cmd, "json", "yaml")
 	return cmd
 }
 
@@ -126,6 +130,29 @@ func (v *verifyCommand) print(w io.Writer, r *verify.Report) error {
 	if v.all {
 		text = r.Details()
 	}
-	_, err := io.WriteString(w, text)
-	return err
+	f := terminal.Detect(w)
+	return f.WriteText(w, paintReport(f, termtext.EscapeLines(text)))
+}
+
+// reportColours are the colours of the words with which lines of a report begin.
+var reportColours = []struct {
+	prefix, word string
+	colour       terminal.Colour
+}{
+	{"  ", "WRONG", terminal.Red}, {"  ", "ok", terminal.Green}, {"", "note", terminal.Dim}, {"", "unproven", terminal.Amber},
+}
+
+// paintReport adds colours to the text of a report.
+func paintReport(f terminal.Format, text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		for _, c := range reportColours {
+			if rest, found := strings.CutPrefix(line, c.prefix+c.word+" "); found {
+				line = c.prefix + f.Paint(c.colour, c.word) + " " + rest
+				break
+			}
+		}
+		b.WriteString(line)
+	}
+	return b.String()
 }

@@ -34,10 +34,10 @@ func runIn(t *testing.T, ns *testns.Namespace, args ...string) (code int, stdout
 	c.SilenceErrors, c.SilenceUsage = true, true
 	c.SetArgs(append(args, "--network-namespace", fmt.Sprintf("/proc/self/fd/%d", ns.Handle)))
 	err := c.ExecuteContext(t.Context())
-	var exit *ExitError
+	var exit interface{ ProcessExitCode() int }
 	switch {
 	case errors.As(err, &exit):
-		code = exit.Code
+		code = exit.ProcessExitCode()
 	case err != nil:
 		code = 1
 	}

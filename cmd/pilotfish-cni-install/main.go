@@ -18,16 +18,22 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/helptext"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/internal/umask"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 	"github.com/pilotfish-mesh/pilotfish/version"
 )
 
 func main() {
 	umask.ClearOwnerBits()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	err := command(filepath.Base(os.Args[0]), os.LookupEnv).ExecuteContext(ctx)
+	root := command(filepath.Base(os.Args[0]), os.LookupEnv)
+	root.SetContext(ctx)
+	_, err := usage.Execute(root)
 	stop()
 	if err != nil {
 		fmt.Fprintln(termtext.NewWriter(os.Stderr), "pilotfish-cni-install:", err)
+		if errors.As(err, new(usage.Error)) {
+			os.Exit(usage.ExitCode)
+		}
 		os.Exit(1)
 	}
 }
@@ -43,7 +49,7 @@ func command(name string, lookup func(string) (string, bool)) *cobra.Command {
 			"checks the redirection of running pods and repairs pods without it.\n\n" +
 			"Each flag can also be set with an environment variable: the flag's name in\n" +
 			"upper case, with underscores. For example, CHECK_INTERVAL sets --check-interval.",
-		Args:          cobra.NoArgs,
+		Args:          usage.Args(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Version:       version.Version,
@@ -68,7 +74,7 @@ during the removal. The traffic of pods that start afterwards is not redirected.
 
 If sandboxes still refer to the plugin, a small replacement of the binary (the
 tombstone) remains until they are removed. Without it, their removal would fail.`,
-		Args: cobra.NoArgs,
+		Args: usage.Args(),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := s.resolve(c.Root().PersistentFlags()); err != nil {
 				return err
@@ -80,6 +86,7 @@ tombstone) remains until they are removed. Without it, their removal would fail.
 			return in.Uninstall()
 		},
 	})
+	usage.Install(root)
 	helptext.WrapFlags(root)
 	return root
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/kube"
 	"github.com/pilotfish-mesh/pilotfish/cni/repair"
 	"github.com/pilotfish-mesh/pilotfish/internal/logformat"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 )
 
@@ -139,7 +140,7 @@ func (s *settings) resolve(f *pflag.FlagSet) error {
 			return
 		}
 		if err := f.Set(flag.Name, value); err != nil {
-			errs = append(errs, fmt.Errorf("variable %s: %w", variable(flag.Name), err))
+			errs = append(errs, fmt.Errorf("variable %s: %w", variable(flag.Name), usage.DescribeFlagError(f, err)))
 		}
 	})
 	s.applyIstioDefaults(f)

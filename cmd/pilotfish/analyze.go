@@ -4,9 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -14,9 +12,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/analysis"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
-	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
+	"github.com/pilotfish-mesh/pilotfish/internal/terminal"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
-	"github.com/pilotfish-mesh/pilotfish/mesh/console"
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
@@ -69,18 +67,13 @@ Exit codes:
 	f.BoolVar(&o.codes, "codes", false, "list all finding codes, then exit")
 	controlplane.EndpointFlags(f, &o.endpoints)
 	f.StringVar(&o.explain, "explain", "", "explain one code, then exit")
-	c.MarkFlagsMutuallyExclusive("file", "mesh-config")
-	complete(c, "severity", "error", "warning", "info")
-	complete(c, "fail-on", "error", "warning", "info", "never")
-	complete(c, "output", "text", "lines", "json", "yaml")
-	_ = c.RegisterFlagCompletionFunc("explain", cobra.FixedCompletions(codeNames(), cobra.ShellCompDirectiveNoFileComp))
-	_ = c.RegisterFlagCompletionFunc("suppress", cobra.FixedCompletions(codeNames(), cobra.ShellCompDirectiveNoFileComp))
+	usage.SetExclusive(c, "file", "mesh-config")
+	usage.SetCompletions(c, "severity", "error", "warning", "info")
+	usage.SetCompletions(c, "fail-on", "error", "warning", "info", "never")
+	usage.SetCompletions(c, "output", "text", "lines", "json", "yaml")
+	usage.SetCompletions(c, "explain", codeNames()...)
+	usage.SetCompletions(c, "suppress", codeNames()...)
 	return c
-}
-
-// complete adds shell completions for a flag.
-func complete(c *cobra.Command, flag string, values ...string) {
-	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
 
 func codeNames() []string {
@@ -186,7 +179,8 @@ func topologyDocuments(t *topology.Topology, more registry.EndpointPolicy) analy
 
 // writeReport writes a report as text, with colours on a terminal.
 func writeReport(out io.Writer, r *analysis.Report) error {
-	return r.WriteText(termtext.Raw(out), console.IsTerminal(out) && os.Getenv("NO_COLOR") == "")
+	f := terminal.Detect(out)
+	return f.WriteText(out, r.Text(f))
 }
 
 func (o analyzeOptions) write(out io.Writer, r *analysis.Report) error {
@@ -203,11 +197,11 @@ func (o analyzeOptions) list(out io.Writer) error {
 	if o.output == "json" || o.output == "yaml" {
 		return printAs(out, config.Codes(), o.output)
 	}
-	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	table := terminal.Detect(out).NewTable()
 	for _, i := range config.Codes() {
-		fmt.Fprintf(w, "%s\t%s\t%s\n", i.Code, i.Name, i.Meaning)
+		table.AddRow(string(i.Code), i.Name, i.Meaning)
 	}
-	return w.Flush()
+	return table.Write(out)
 }
 
 func (o analyzeOptions) explainCode(out io.Writer) error {
@@ -218,6 +212,6 @@ func (o analyzeOptions) explainCode(out io.Writer) error {
 	if o.output == "json" || o.output == "yaml" {
 		return printAs(out, info, o.output)
 	}
-	_, err := fmt.Fprintf(out, "%s: %s\n\n%s\n\n%s\n", info.Code, info.Name, info.Meaning, info.Remedy)
-	return err
+	f := terminal.Detect(out)
+	return f.WriteText(out, fmt.Sprintf("%s: %s\n\n%s\n\n%s\n", f.Paint(terminal.Bold, string(info.Code)), info.Name, info.Meaning, info.Remedy))
 }

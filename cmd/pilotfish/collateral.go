@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra/doc"
 
 	"github.com/pilotfish-mesh/pilotfish/agent/command"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 	"github.com/pilotfish-mesh/pilotfish/version"
 )
 
@@ -21,7 +22,7 @@ func newCollateralCommand() *cobra.Command {
 		Use:     "collateral --man",
 		Short:   "Write the man pages of pilotfish and pilotfish-agent",
 		Example: "  pilotfish collateral --man --outputDir /usr/local/share/man/man1",
-		Args:    cobra.NoArgs,
+		Args:    usage.Args(),
 		Hidden:  true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !man {

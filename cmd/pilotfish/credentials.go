@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 )
 
 // credentials contains the flags for authentication to a control plane.
@@ -23,7 +24,7 @@ func (c *credentials) flags(cmd *cobra.Command) {
 	f.StringVar(&c.cert, "cert", "", "with --control-plane: PEM file with a client certificate of the mesh")
 	f.StringVar(&c.key, "key", "", "PEM file with the private key of --cert")
 	f.StringVar(&c.rootCert, "root-cert", "", "PEM file with the root certificates that verify the control plane (default: the system's)")
-	cmd.MarkFlagsRequiredTogether("cert", "key")
+	usage.SetTogether(cmd, "cert", "key")
 }
 
 func (c *credentials) isSet() bool { return c.tokenFile != "" || c.cert != "" }

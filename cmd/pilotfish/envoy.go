@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pilotfish-mesh/pilotfish/envoy"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 )
 
 func newEnvoyCommand() *cobra.Command {
@@ -26,7 +27,7 @@ pilotfish's cache (which 'pilotfish envoy install' fills), and PATH.
 Exit codes:
   0  a usable Envoy was found
   1  no usable Envoy was found`,
-		Args: cobra.NoArgs,
+		Args: usage.Args(),
 		RunE: func(c *cobra.Command, _ []string) error {
 			found, err := envoy.Find(c.Context(), envoy.FindOptions{Path: path, EnvPath: os.Getenv("ENVOY_PATH"), PathEnv: os.Getenv("PATH"), CacheDir: envoyCache()})
 			if err != nil {
@@ -60,7 +61,7 @@ Exit codes:
   1  it is not, for example because the hash differs`, strings.Join(envoy.PinnedVersions(), ", ")),
 		Example: `  pilotfish envoy install ./envoy-1.40.0-linux-x86_64
   pilotfish envoy install https://example.com/envoy --output /usr/bin/envoy`,
-		Args: cobra.ExactArgs(1),
+		Args: usage.Args("SOURCE"),
 		RunE: func(c *cobra.Command, args []string) error {
 			options.Source, options.CacheDir = args[0], envoyCache()
 			if options.Target == "" && options.CacheDir == "" {

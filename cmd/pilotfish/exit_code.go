@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pilotfish-mesh/pilotfish/agent/command"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo"
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
@@ -14,8 +15,8 @@ import (
 // Exit codes of the commands for meshes and the control plane. exec also has the exit codes of mesh.ExecError. The agent's
 // commands have the exit codes of package agent/command.
 const (
-	exitNotReady = 1 // status: an instance is not ready; other commands: failure
-	exitUsage    = 2 // wrong flags, invalid topology file, or no running mesh
+	exitNotReady = 1              // status: an instance is not ready; other commands: failure
+	exitUsage    = usage.ExitCode // wrong flags, invalid topology file, or no running mesh
 )
 
 // usageError reports an invalid command line, which the user must correct. The exit code is exitUsage.
@@ -29,7 +30,8 @@ var errQuiet = errors.New("not ready")
 
 // exitCode returns the exit code for the error of command c.
 func exitCode(c *cobra.Command, err error) int {
-	var usage usageError
+	var wrong usageError
+	var coded interface{ ProcessExitCode() int } // of package usage
 	var demoUsage demo.UsageError
 	var invalid *topology.InvalidError
 	var absent *mesh.NotRunningError
@@ -40,12 +42,14 @@ func exitCode(c *cobra.Command, err error) int {
 		return 0
 	case errors.As(err, &elsewhere):
 		return int(elsewhere)
-	case errors.As(err, &usage), errors.As(err, &demoUsage), errors.As(err, &invalid), errors.As(err, &absent):
+	case errors.As(err, &wrong), errors.As(err, &demoUsage), errors.As(err, &invalid), errors.As(err, &absent):
 		return exitUsage
 	case errors.As(err, &notRun):
 		return notRun.Status
 	case isAgentCommand(c):
 		return command.ExitCode(err)
+	case errors.As(err, &coded):
+		return coded.ProcessExitCode()
 	}
 	return exitNotReady
 }

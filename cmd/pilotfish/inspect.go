@@ -15,6 +15,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/inspect"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
@@ -34,9 +35,9 @@ func (q *query) flags(c *cobra.Command) {
 	q.credentials.flags(c)
 	c.Flags().StringVar(&q.address, "control-plane", "", "host:port of the control plane to query: its monitoring port, or with credentials its token port (default: the control plane of the mesh on this machine, or "+defaultMonitoring+")")
 	c.Flags().StringVarP(&q.output, "output", "o", "", "json or yaml, instead of a table")
-	c.MarkFlagsMutuallyExclusive("control-plane", "name")
-	c.MarkFlagsMutuallyExclusive("control-plane", "file")
-	complete(c, "output", "json", "yaml")
+	usage.SetExclusive(c, "control-plane", "name")
+	usage.SetExclusive(c, "control-plane", "file")
+	usage.SetCompletions(c, "output", "json", "yaml")
 }
 
 func (q *query) checkOutput() error {
@@ -64,7 +65,9 @@ func (q *query) connect() (*inspect.Client, *mesh.Client, error) {
 		if absent, ok := errors.AsType[*mesh.NotRunningError](err); !ok || absent.Name != "" || len(absent.Running) > 0 {
 			return nil, nil, err
 		}
-		q.address = defaultMonitoring
+		if q.address = defaultMonitoring; !acceptsConnections(q.address) {
+			return nil, nil, fmt.Errorf("%w, or select a control plane with --control-plane: none responds at %s", err, defaultMonitoring)
+		}
 	}
 	base, err := q.credentials.base(q.address)
 	if err != nil {
@@ -75,6 +78,16 @@ func (q *query) connect() (*inspect.Client, *mesh.Client, error) {
 		return nil, nil, err
 	}
 	return &inspect.Client{HTTP: client, Base: base}, nil, nil
+}
+
+// acceptsConnections reports whether a process listens at an address of this machine.
+func acceptsConnections(address string) bool {
+	conn, err := net.DialTimeout("tcp", address, time.Second)
+	if err != nil {
+		return false
+	}
+	_ = conn.Close()
+	return true
 }
 
 // find connects to the control plane, and returns the status of the connected proxy with this name.
@@ -128,8 +141,8 @@ were built.
 Exit codes:
   0  all shown proxies are in sync and not degraded
   1  a proxy is not in sync or degraded, or the control plane does not respond
-  2  wrong flags, or the proxy is not connected`,
-		Args:              cobra.MaximumNArgs(1),
+  2  wrong flags, no mesh is running, or the proxy is not connected`,
+		Args:              usage.Args("[WORKLOAD]"),
 		ValidArgsFunction: q.completeWorkloads,
 		RunE: func(c *cobra.Command, args []string) error {
 			client, _, err := q.connect()
@@ -173,8 +186,13 @@ func newDescribeCommand() *cobra.Command {
 proxy must be connected to the control plane. For inbound calls, the output
 contains the workload's ports, services and routes, its mutual TLS mode, and the
 clients that are allowed. For outbound calls, it contains the visible services
-and the rules for calls to them. Each document is shown with its position.`,
-		Args:              cobra.ExactArgs(1),
+and the rules for calls to them. Each document is shown with its position.
+
+Exit codes:
+  0  success
+  1  the control plane does not respond
+  2  wrong flags, no mesh is running, or the proxy is not connected`,
+		Args:              usage.Args("WORKLOAD"),
 		ValidArgsFunction: q.completeWorkloads,
 		RunE: func(c *cobra.Command, args []string) error {
 			client, _, found, err := q.find(c.Context(), args[0])
@@ -215,13 +233,13 @@ that --proxy describes.
 Exit codes:
   0  success
   1  a failure; with --exit-code also if something would change
-  2  wrong flags, or a file cannot be read`,
+  2  wrong flags, no mesh is running, or a file cannot be read`,
 		Example: `  pilotfish diff ./config.new
   pilotfish diff ./config.new -o json
   pilotfish diff ./config.new --from ./config \
     --proxy reviews-v1.shop:app=reviews,version=v1 \
     --proxy router/edge.shop:istio=edge`,
-		Args: cobra.MinimumNArgs(1),
+		Args: usage.Args("DIR|FILE..."),
 		RunE: func(c *cobra.Command, args []string) error {
 			files, err := inspect.ReadFiles(args)
 			if err != nil {
@@ -245,7 +263,7 @@ Exit codes:
 	q.flags(c)
 	c.Flags().StringVar(&from, "from", "", "directory or file to compare with, instead of the control plane's documents")
 	c.Flags().StringArrayVar(&proxies, "proxy", nil, "with --from: a proxy, described as [router/]NAME.NAMESPACE:LABEL=VALUE,…; may be repeated")
-	c.MarkFlagsRequiredTogether("from", "proxy")
+	usage.SetTogether(c, "from", "proxy")
 	c.Flags().BoolVar(&exitCode, "exit-code", false, "exit with status 1 if something would change")
 	return c
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/helptext"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/internal/umask"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo"
 	"github.com/pilotfish-mesh/pilotfish/version"
@@ -25,12 +26,7 @@ func main() {
 	root := newRoot()
 	root.SetOut(termtext.NewWriter(os.Stdout))
 	root.SetErr(termtext.NewWriter(os.Stderr))
-	parsed := false
-	root.PersistentPreRun = func(*cobra.Command, []string) { parsed = true }
-	command, err := root.ExecuteC()
-	if err != nil && !parsed {
-		err = usageError{err}
-	}
+	command, err := usage.Execute(root)
 	if err != nil && !errors.Is(err, errQuiet) && !errors.As(err, new(mesh.ReexecError)) {
 		fmt.Fprintln(root.ErrOrStderr(), "pilotfish:", err)
 	}
@@ -56,12 +52,6 @@ also contains the control plane, and the agent that runs one proxy.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		if unknown := refuseUnknown(c, c.Flags().Args()); unknown != nil { // report the misspelt subcommand, not its flag
-			return unknown
-		}
-		return usageError{fmt.Errorf("%w (see `%s --help`)", err, c.CommandPath())}
-	})
 	root.AddGroup(
 		&cobra.Group{ID: groupMesh, Title: "A mesh on this machine:"},
 		&cobra.Group{ID: groupControl, Title: "Control plane:"},
@@ -80,22 +70,9 @@ also contains the control plane, and the agent that runs one proxy.`,
 	bookshop := demo.NewBookshopCommand()
 	bookshop.Hidden = true
 	root.AddCommand(bookshop, mesh.NewGuardCommand(), newCollateralCommand())
-	for _, c := range root.Commands() {
-		if c.HasSubCommands() && !c.Runnable() { // by default, cobra prints the help for an unknown subcommand and succeeds
-			c.Args = refuseUnknown
-			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
-		}
-	}
+	usage.Install(root)
 	helptext.WrapFlags(root)
 	return root
-}
-
-// refuseUnknown returns an error if args names an unknown subcommand of c, a command that only groups subcommands.
-func refuseUnknown(c *cobra.Command, args []string) error {
-	if len(args) == 0 || !c.HasSubCommands() || c.Args == nil {
-		return nil
-	}
-	return usageError{fmt.Errorf("unknown command %q for %q (see `%s --help`)", args[0], c.CommandPath(), c.CommandPath())}
 }
 
 func addGroup(root *cobra.Command, group string, commands ...*cobra.Command) {

@@ -39,9 +39,12 @@ func TestScripts(t *testing.T) {
 			e.Setenv("PORT", strconv.Itoa(testenv.FreePort(t)))
 			return nil
 		},
-		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){"exits": exits},
+		Cmds: scriptCommands,
 	})
 }
+
+// scriptCommands are additional commands of the scripts.
+var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args []string){"exits": exits}
 
 // end stops the meshes that a failed script left running.
 func end(t *testing.T, runtime string) {

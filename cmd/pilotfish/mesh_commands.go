@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
@@ -27,7 +29,60 @@ func (w *whichMesh) flags(c *cobra.Command) {
 	c.Flags().StringVar(&w.name, "name", "", "name of the mesh; required if several meshes are running")
 	c.Flags().StringVarP(&w.file, "file", "f", "", "select the mesh of this topology file")
 	runtimeDirFlag(c, &w.runtimeDir)
-	c.MarkFlagsMutuallyExclusive("name", "file")
+	_ = c.RegisterFlagCompletionFunc("name", w.completeMeshes) // the flag exists
+	usage.SetExclusive(c, "name", "file")
+}
+
+// completeWorkloads returns the names of workloads and instances, for shell completion of the first argument.
+func (w *whichMesh) completeWorkloads(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var names []string
+	for _, i := range w.instances(c.Context()) {
+		names = append(names, i.Workload, i.Name)
+	}
+	slices.Sort(names)
+	return slices.Compact(names), cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeInstances returns the names of instances, for shell completion of the first argument. The other arguments are a
+// command, for which the shell suggests files.
+func (w *whichMesh) completeInstances(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	var names []string
+	for _, i := range w.instances(c.Context()) {
+		names = append(names, i.Name)
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+// instances returns the instances of the selected mesh, or nil if it does not run.
+func (w *whichMesh) instances(ctx context.Context) []mesh.InstanceStatus {
+	client, err := w.connect()
+	if err != nil {
+		return nil
+	}
+	defer client.Close()
+	s, err := client.Status(ctx)
+	if err != nil {
+		return nil
+	}
+	return s.Instances
+}
+
+// completeMeshes returns the names of the running meshes, for shell completion.
+func (w *whichMesh) completeMeshes(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return mesh.RunningMeshes(w.directory()), cobra.ShellCompDirectiveNoFileComp
+}
+
+func (w *whichMesh) directory() string {
+	if w.runtimeDir != "" {
+		return w.runtimeDir
+	}
+	return mesh.DefaultRuntimeDir(os.Getenv("XDG_RUNTIME_DIR"), os.Getuid())
 }
 
 func (w *whichMesh) connect() (*mesh.Client, error) {
@@ -38,11 +93,7 @@ func (w *whichMesh) connect() (*mesh.Client, error) {
 		}
 		w.name = t.Name
 	}
-	dir := w.runtimeDir
-	if dir == "" {
-		dir = mesh.DefaultRuntimeDir(os.Getenv("XDG_RUNTIME_DIR"), os.Getuid())
-	}
-	return mesh.Connect(dir, w.name)
+	return mesh.Connect(w.directory(), w.name)
 }
 
 func newDownCommand() *cobra.Command {
@@ -51,7 +102,13 @@ func newDownCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "down",
 		Short: "Stop a running mesh, and wait until it has stopped",
-		Args:  cobra.NoArgs,
+		Long: `Stop a running mesh, and wait until it has stopped.
+
+Exit codes:
+  0  the mesh has stopped
+  1  it has not stopped within --timeout
+  2  no mesh is running, or wrong flags`,
+		Args: usage.Args(),
 		RunE: func(c *cobra.Command, _ []string) error {
 			client, err := which.connect()
 			if err != nil {
@@ -78,7 +135,14 @@ func newRestartCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "restart WORKLOAD",
 		Short: "Restart the application of a workload or of one instance",
-		Args:  cobra.ExactArgs(1),
+		Long: `Restart the application of a workload, or of one of its instances.
+
+Exit codes:
+  0  the application restarts
+  1  the workload does not exist
+  2  no mesh is running, or wrong flags`,
+		Args:              usage.Args("WORKLOAD"),
+		ValidArgsFunction: which.completeWorkloads,
 		RunE: func(c *cobra.Command, args []string) error {
 			client, err := which.connect()
 			if err != nil {
@@ -103,13 +167,15 @@ environment variables and, where traffic is captured, its network and host
 names. For a workload with replicas, name one instance.
 
 Exit codes:
+  2      no mesh is running, or wrong flags
   125    the workload does not exist, or its network cannot be joined now
   126    the command cannot be executed
   127    the command was not found
   other  the exit code of the command`,
 		Example: `  pilotfish exec page-v1 -- curl http://reviews:9080/reviews/1
   pilotfish exec page-v1 sh`,
-		Args: cobra.MinimumNArgs(2),
+		Args:              usage.Args("WORKLOAD", "COMMAND", "[ARGUMENT]..."),
+		ValidArgsFunction: which.completeInstances,
 		RunE: func(c *cobra.Command, args []string) error {
 			name, command := args[0], args[1:]
 			if command[0] == "--" {
@@ -145,7 +211,7 @@ Exit codes:
   0  all workloads are ready
   1  a workload is not ready
   2  no mesh is running, or wrong flags`,
-		Args: cobra.NoArgs,
+		Args: usage.Args(),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if format != "" && format != "json" && format != "yaml" {
 				return usageError{fmt.Errorf("--output %q: use json or yaml, or omit the flag for a table", format)}
@@ -170,6 +236,7 @@ Exit codes:
 	}
 	which.flags(c)
 	c.Flags().StringVarP(&format, "output", "o", "", "json or yaml, instead of a table")
+	usage.SetCompletions(c, "output", "json", "yaml")
 	return c
 }
 

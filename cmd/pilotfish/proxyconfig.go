@@ -10,6 +10,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/inspect"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
@@ -33,7 +34,12 @@ Envoy.
 
 The Envoys of a mesh on this machine are reached through the mesh. For other
 Envoys, specify the address of the admin interface with --envoy-admin; a control
-plane is then not required.`,
+plane is then not required.
+
+Exit codes:
+  0  success
+  1  the control plane or Envoy does not respond
+  2  wrong flags, no mesh is running, or the proxy is not connected`,
 		Example: `  pilotfish proxy-config routes page-v1
   pilotfish proxy-config clusters page-v1 --from envoy
   pilotfish proxy-config log page-v1 --level router:debug
@@ -58,7 +64,7 @@ plane is then not required.`,
 func newPartCommand(part, alias, short string) *cobra.Command {
 	var o proxyConfigOptions
 	c := &cobra.Command{
-		Use: part + " [WORKLOAD]", Short: short, Args: cobra.MaximumNArgs(1), ValidArgsFunction: o.completeWorkloads,
+		Use: part + " [WORKLOAD]", Short: short, Args: usage.Args("[WORKLOAD]"), ValidArgsFunction: o.completeWorkloads,
 		RunE: func(c *cobra.Command, args []string) error { return o.run(c, part, args) },
 	}
 	if alias != "" {
@@ -69,7 +75,7 @@ func newPartCommand(part, alias, short string) *cobra.Command {
 	if _, ok := inspect.Parts[part]; ok || part == "all" {
 		c.Flags().StringVar(&o.from, "from", "", "source of the configuration: control-plane or envoy (default: control-plane; with --envoy-admin: envoy)")
 		c.Flags().StringVar(&o.filter, "filter", "", "show only resources whose name contains this text")
-		complete(c, "from", "control-plane", "envoy")
+		usage.SetCompletions(c, "from", "control-plane", "envoy")
 	}
 	if part == "log" {
 		c.Flags().StringSliceVar(&o.levels, "level", nil, "set the level of one logger (LOGGER:LEVEL) or of all (LEVEL): trace, debug, info, warning, error, critical or off")

@@ -17,7 +17,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/analysis"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+	"github.com/pilotfish-mesh/pilotfish/internal/terminal"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 	"github.com/pilotfish-mesh/pilotfish/mesh/console"
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
@@ -64,7 +66,7 @@ Exit codes:
 		Example: `  pilotfish up -f mesh.yaml
   pilotfish up -f mesh.yaml --check
   pilotfish up -f mesh.yaml --detach && pilotfish status`,
-		Args: cobra.NoArgs,
+		Args: usage.Args(),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if o.check {
 				return o.checkDocuments(c.OutOrStdout())
@@ -90,8 +92,8 @@ Exit codes:
 	f.BoolVarP(&o.detach, "detach", "d", false, "return once the workloads are ready; the mesh continues in the background")
 	f.BoolVar(&o.check, "check", false, "check the topology file and its documents, and start nothing")
 	f.Var(&o.onInvalid, "on-invalid-policy", "how to treat the workloads of a refused AuthorizationPolicy or PeerAuthentication if none of its versions was ever valid")
-	c.MarkFlagsMutuallyExclusive("check", "detach")
-	complete(c, "on-invalid-policy", string(config.DenyInvalid), string(config.IgnoreInvalid))
+	usage.SetExclusive(c, "check", "detach")
+	usage.SetCompletions(c, "on-invalid-policy", string(config.DenyInvalid), string(config.IgnoreInvalid))
 	f.BoolVar(&o.detached, "detached", false, "")
 	_ = f.MarkHidden("detached")
 	return c
@@ -174,7 +176,7 @@ func (o upOptions) run(ctx context.Context, out io.Writer) error {
 	if o.detached {
 		output.detach(m)
 	}
-	printer := console.New(output, console.IsTerminal(out) && os.Getenv("NO_COLOR") == "", t.InstanceNames()...)
+	printer := console.New(output, terminal.Detect(out).Colours, t.InstanceNames()...)
 	printer.Verbose = o.verbose
 	events := m.Events()
 	fmt.Fprintf(output, "Starting mesh %s: %d workload instances\n", t.Name, len(t.InstanceNames()))

@@ -1,7 +1,6 @@
 package analysis
 
 import (
-	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -10,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/internal/terminal"
 )
 
 const wrong = `apiVersion: v1
@@ -122,16 +122,13 @@ func TestJSONReportFormatIsStable(t *testing.T) {
 
 func TestTextReportIsAlignedAndEscaped(t *testing.T) {
 	r := analyze(t, Config{Paths: []string{"-"}, Stdin: strings.NewReader(strings.ReplaceAll(wrong, "nonsense", `"non\x1bsense"`))})
-	var out bytes.Buffer
-	if err := r.WriteText(&out, false); err != nil {
-		t.Fatal(err)
-	}
+	text := r.Text(terminal.Format{})
 	const want = "(stdin)\n  13:5      warning  PF0202  VirtualService default/routes  spec.http[1]: the route is never reached"
-	if !strings.HasPrefix(out.String(), want) || strings.Contains(out.String(), "\x1b") {
-		t.Errorf("the report is\n%s", out.String())
+	if !strings.HasPrefix(text, want) || strings.Contains(text, "\x1b") {
+		t.Errorf("the report is\n%s", text)
 	}
-	if !strings.HasSuffix(out.String(), "\n\n4 documents, 2 in force: 1 error, 1 warning, 1 info\n") {
-		t.Errorf("the report ends with\n%s", out.String())
+	if !strings.HasSuffix(text, "\n\n4 documents, 2 in force: 1 error, 1 warning, 1 info\n") {
+		t.Errorf("the report ends with\n%s", text)
 	}
 }
 

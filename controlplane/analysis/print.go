@@ -7,13 +7,14 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
+	"github.com/pilotfish-mesh/pilotfish/internal/terminal"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
-var colours = map[config.Severity]string{config.Error: "\x1b[31m", config.Warning: "\x1b[33m", config.Info: "\x1b[2m"}
+var colours = map[config.Severity]terminal.Colour{config.Error: terminal.Red, config.Warning: terminal.Amber, config.Info: terminal.Dim}
 
-// WriteText writes the findings as text, ordered by file, with optional colours.
-func (r *Report) WriteText(out io.Writer, colour bool) error {
+// Text returns the findings as text, ordered by file. The text is escaped.
+func (r *Report) Text(format terminal.Format) string {
 	var text strings.Builder
 	file := "\x00"
 	for _, f := range r.Findings {
@@ -22,7 +23,7 @@ func (r *Report) WriteText(out io.Writer, colour bool) error {
 				text.WriteByte('\n')
 			}
 			file = f.At.File
-			fmt.Fprintln(&text, colourText(colour, "\x1b[1m", termtext.Escape(fileName(file))))
+			fmt.Fprintln(&text, format.Paint(terminal.Bold, termtext.Escape(fileName(file))))
 		}
 		place := ""
 		switch {
@@ -41,7 +42,7 @@ func (r *Report) WriteText(out io.Writer, colour bool) error {
 		case f.Field != "":
 			about = f.Field + ": " + about
 		}
-		fmt.Fprintf(&text, "  %-9s %s %s  %s  %s\n", place, colourText(colour, colours[f.Severity], fmt.Sprintf("%-8s", f.Severity)),
+		fmt.Fprintf(&text, "  %-9s %s %s  %s  %s\n", place, format.Paint(colours[f.Severity], fmt.Sprintf("%-8s", f.Severity)),
 			f.Code, termtext.Escape(f.named()), termtext.Escape(about))
 		if f.Remedy != "" {
 			fmt.Fprintf(&text, "  %28s→ %s\n", "", termtext.Escape(f.Remedy))
@@ -51,8 +52,7 @@ func (r *Report) WriteText(out io.Writer, colour bool) error {
 		text.WriteByte('\n')
 	}
 	fmt.Fprintf(&text, "%s, %d in force: %s\n", phrase.Count(r.Documents, "document"), r.InForce, r.counts())
-	_, err := io.WriteString(out, text.String())
-	return err
+	return text.String()
 }
 
 // WriteLines writes one line per finding, in the format of compilers.
@@ -95,11 +95,4 @@ func fileName(file string) string {
 		return "(stdin)"
 	}
 	return file
-}
-
-func colourText(colour bool, with, text string) string {
-	if !colour {
-		return text
-	}
-	return with + text + "\x1b[0m"
 }

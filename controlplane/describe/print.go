@@ -5,67 +5,97 @@ import (
 	"io"
 	"strings"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/terminal"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
 // Write writes the description as text.
 func (d Description) Write(out io.Writer) error {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s.%s  %s at %s", d.Workload, d.Namespace, d.Type, d.Address)
+	f := terminal.Detect(out)
+	return f.WriteText(out, d.text(f))
+}
+
+// text returns the description as escaped text.
+func (d Description) text(f terminal.Format) string {
+	b := printer{format: f}
+	b.title(d.Workload + "." + d.Namespace)
+	b.printf("  %s at %s", d.Type, d.Address)
 	if d.ServiceAccount != "" {
-		fmt.Fprintf(&b, "  ns/%s/sa/%s", d.Namespace, d.ServiceAccount)
+		b.printf("  ns/%s/sa/%s", d.Namespace, d.ServiceAccount)
 	}
 	if d.Envoy != "" {
-		fmt.Fprintf(&b, "  Envoy %s", d.Envoy)
+		b.printf("  Envoy %s", d.Envoy)
 	}
-	b.WriteByte('\n')
+	b.printf("\n")
 	if d.Type == "sidecar" && len(d.Inbound) == 0 {
-		b.WriteString("\nNo service selects the workload: other workloads cannot call it by name.\n")
+		b.printf("\nNo service selects the workload: other workloads cannot call it by name.\n")
 	}
 	for _, in := range d.Inbound {
-		fmt.Fprintf(&b, "\nServes %s:%d (%s, on port %d of the workload", in.Service, in.Port, in.Protocol, in.Target)
+		b.printf("\n")
+		b.title(fmt.Sprintf("Serves %s:%d", in.Service, in.Port))
+		b.printf(" (%s, on port %d of the workload", in.Protocol, in.Target)
 		if in.Endpoint != "" {
-			fmt.Fprintf(&b, ", forwarded to %s", in.Endpoint)
+			b.printf(", forwarded to %s", in.Endpoint)
 		}
-		fmt.Fprintf(&b, ")\n  accepts %s", in.MTLS)
+		b.printf(")\n  accepts %s", in.MTLS)
 		if in.By != "" {
-			fmt.Fprintf(&b, ", as %s specifies", in.By)
+			b.printf(", as %s specifies", in.By)
 		}
-		b.WriteByte('\n')
-		writeDocuments(&b, "  clients apply ", in.Callers)
+		b.printf("\n")
+		b.documents("  clients apply ", in.Callers)
 	}
-	writeSection(&b, "Gateways that this proxy serves", d.Gateways)
-	b.WriteString("\nClients that may call the workload\n")
-	writeLines(&b, "  ", d.Access)
-	writeDocuments(&b, "  ", d.Policies)
-	b.WriteString("\nServices that the workload sees\n")
-	writeLines(&b, "  ", d.Scope)
-	writeSection(&b, "Rules for requests of the workload", d.Outbound)
-	writeSection(&b, "Other documents that apply to the workload", d.OtherDocuments)
-	_, err := io.WriteString(out, termtext.EscapeLines(b.String()))
-	return err
+	b.section("Gateways that this proxy serves", d.Gateways)
+	b.printf("\n")
+	b.title("Clients that may call the workload")
+	b.printf("\n")
+	b.lines("  ", d.Access)
+	b.documents("  ", d.Policies)
+	b.printf("\n")
+	b.title("Services that the workload sees")
+	b.printf("\n")
+	b.lines("  ", d.Scope)
+	b.section("Rules for requests of the workload", d.Outbound)
+	b.section("Other documents that apply to the workload", d.OtherDocuments)
+	return b.text.String()
 }
 
-func writeSection(b *strings.Builder, title string, list []Document) {
+// printer builds the text of a description, and escapes all values in it.
+type printer struct {
+	format terminal.Format
+	text   strings.Builder
+}
+
+func (p *printer) printf(format string, args ...any) {
+	p.text.WriteString(termtext.EscapeLines(fmt.Sprintf(format, args...)))
+}
+
+func (p *printer) title(text string) {
+	p.text.WriteString(p.format.Paint(terminal.Bold, termtext.EscapeLines(text)))
+}
+
+func (p *printer) section(title string, list []Document) {
 	if len(list) > 0 {
-		fmt.Fprintf(b, "\n%s\n", title)
-		writeDocuments(b, "  ", list)
+		p.printf("\n")
+		p.title(title)
+		p.printf("\n")
+		p.documents("  ", list)
 	}
 }
 
-func writeDocuments(b *strings.Builder, before string, list []Document) {
+func (p *printer) documents(before string, list []Document) {
 	for _, d := range list {
-		fmt.Fprintf(b, "%s%s", before, d.Resource)
+		p.printf("%s%s", before, d.Resource)
 		if d.At != "" {
-			fmt.Fprintf(b, "  %s", termtext.Escape(d.At))
+			p.printf("  ")
+			p.text.WriteString(p.format.Paint(terminal.Dim, termtext.Escape(d.At)))
 		}
-		b.WriteByte('\n')
-		writeLines(b, "      ", d.Effects)
+		p.printf("\n")
+		p.lines("      ", d.Effects)
 	}
 }
 
-func writeLines(b *strings.Builder, before string, list []string) {
+func (p *printer) lines(before string, list []string) {
 	for _, line := range list {
-		fmt.Fprintf(b, "%s%s\n", before, termtext.Escape(line))
+		p.printf("%s%s\n", before, termtext.Escape(line))
 	}
 }

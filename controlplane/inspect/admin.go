@@ -10,10 +10,10 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 	"github.com/pilotfish-mesh/pilotfish/internal/redact"
+	"github.com/pilotfish-mesh/pilotfish/internal/terminal"
 )
 
 // Admin is a client of one Envoy's admin interface.
@@ -131,6 +131,9 @@ func (a *Admin) Levels(ctx context.Context, levels []string) (string, error) {
 	return string(data), err
 }
 
+// stateAwaited is the state of a secret that Envoy has requested and not received.
+const stateAwaited = "awaited"
+
 // Secret describes a certificate or trusted root certificates. It contains no key.
 type Secret struct {
 	Name     string `json:"name"`
@@ -154,7 +157,7 @@ func (a *Admin) Secrets(ctx context.Context) ([]Secret, error) {
 		if !strings.HasSuffix(d.lookup("@type").text(), "SecretsConfigDump") {
 			continue
 		}
-		for list, state := range map[string]string{"dynamicActiveSecrets": "active", "dynamicWarmingSecrets": "awaited", "staticSecrets": "static"} {
+		for list, state := range map[string]string{"dynamicActiveSecrets": "active", "dynamicWarmingSecrets": stateAwaited, "staticSecrets": "static"} {
 			for _, s := range d.lookup(list).list() {
 				kind := "certificate"
 				if s.lookup("secret").has("validationContext") {
@@ -198,10 +201,12 @@ func (a *Admin) certificates(ctx context.Context) ([]Secret, error) {
 
 // WriteSecrets writes secrets as a table.
 func WriteSecrets(out io.Writer, secrets []Secret) error {
-	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
-	writeRow(w, "NAME", "KIND", "STATE", "SUBJECT", "SERIAL", "NOT AFTER")
+	table := terminal.Detect(out).NewTable("NAME", "KIND", "STATE", "SUBJECT", "SERIAL", "NOT AFTER").SetOptional("SERIAL")
 	for _, s := range secrets {
-		writeRow(w, s.Name, s.Kind, s.State, s.Subject, s.Serial, s.NotAfter)
+		table.AddRow(s.Name, s.Kind, s.State, s.Subject, s.Serial, s.NotAfter)
+		if s.State == stateAwaited {
+			table.PaintCell(2, terminal.Amber)
+		}
 	}
-	return w.Flush()
+	return table.Write(out)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/compare"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/internal/terminal"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
@@ -30,8 +31,7 @@ func WriteDiff(out io.Writer, proxies int, groups []compare.Group, problems []co
 		b.WriteByte('\n')
 	}
 	fmt.Fprintf(&b, "%d of %d proxies would be changed\n", touched, proxies)
-	_, err := io.WriteString(out, b.String())
-	return err
+	return terminal.Detect(out).WriteText(out, termtext.EscapeLines(b.String()))
 }
 
 func writeChange(b *strings.Builder, c compare.Change) {

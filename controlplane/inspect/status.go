@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+	"github.com/pilotfish-mesh/pilotfish/internal/terminal"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
@@ -17,12 +17,12 @@ var columns = []string{xds.ClusterType, xds.EndpointType, xds.ListenerType, xds.
 // WriteClients writes a table with the synchronization state of the proxies.
 func WriteClients(out io.Writer, clients []xds.ClientStatus, now time.Time) error {
 	var notes strings.Builder
-	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
-	fmt.Fprint(w, "\tPROXY\tADDRESS\tFOR\tPROTOCOL")
+	f := terminal.Detect(out)
+	titles := []string{"", "PROXY", "ADDRESS", "FOR", "PROTOCOL"}
 	for _, typeURL := range columns {
-		fmt.Fprintf(w, "\t%s", strings.ToUpper(xds.ShortType(typeURL)))
+		titles = append(titles, strings.ToUpper(xds.ShortType(typeURL)))
 	}
-	fmt.Fprintln(w)
+	table := f.NewTable(titles...).SetOptional("FOR", "PROTOCOL", "ADDRESS")
 	for _, c := range clients {
 		mark := "✓"
 		if !c.InSync {
@@ -44,21 +44,30 @@ func WriteClients(out io.Writer, clients []xds.ClientStatus, now time.Time) erro
 				fmt.Fprintf(&notes, "  %s: the control plane cannot generate %s: %s\n", termtext.Escape(Name(c)), xds.ShortType(t.TypeURL), termtext.OneLine(t.Error))
 			}
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s", mark, termtext.Escape(Name(c)), c.Address, now.Sub(c.Connected).Round(time.Second), c.Protocol)
-		for _, typeURL := range columns {
-			t, ok := byType[typeURL]
-			fmt.Fprintf(w, "\t%s", typeState(t, ok))
+		addClient(table, c, mark, byType, now)
+	}
+	if err := table.Write(out); err != nil || notes.Len() == 0 {
+		return err
+	}
+	return f.WriteText(out, "\n"+termtext.EscapeLines(notes.String()))
+}
+
+func addClient(table *terminal.Table, c xds.ClientStatus, mark string, byType map[string]xds.TypeStatus, now time.Time) {
+	cells := []string{mark, Name(c), c.Address, now.Sub(c.Connected).Round(time.Second).String(), c.Protocol}
+	first := len(cells)
+	for _, typeURL := range columns {
+		t, ok := byType[typeURL]
+		cells = append(cells, typeState(t, ok))
+	}
+	table.AddRow(cells...)
+	for i, typeURL := range columns {
+		switch t := byType[typeURL]; {
+		case t.Rejected != nil, t.Error != "":
+			table.PaintCell(first+i, terminal.Red)
+		case t.Unanswered > 0:
+			table.PaintCell(first+i, terminal.Amber)
 		}
-		fmt.Fprintln(w)
 	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	if notes.Len() > 0 {
-		_, err := fmt.Fprintf(out, "\n%s", notes.String())
-		return err
-	}
-	return nil
 }
 
 func typeState(t xds.TypeStatus, asked bool) string {

@@ -6,10 +6,9 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
-	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
+	"github.com/pilotfish-mesh/pilotfish/internal/terminal"
 )
 
 // Parts maps each part of a proxy's configuration that has a table to its resource types.
@@ -19,20 +18,21 @@ var Parts = map[string][]string{
 
 // WriteTable writes one part of a proxy's configuration as a table.
 func WriteTable(out io.Writer, part string, all map[string][]Resource) error {
-	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	f := terminal.Detect(out)
+	var table *terminal.Table
 	switch part {
 	case "listeners":
-		listeners(w, trees(all[xds.ListenerType]))
+		table = listeners(f, trees(all[xds.ListenerType]))
 	case "routes":
-		routes(w, trees(all[xds.RouteType]), trees(all[xds.VirtualHostType]))
+		table = routes(f, trees(all[xds.RouteType]), trees(all[xds.VirtualHostType]))
 	case "clusters":
-		clusters(w, trees(all[xds.ClusterType]))
+		table = clusters(f, trees(all[xds.ClusterType]))
 	case "endpoints":
-		endpoints(w, trees(all[xds.EndpointType]))
+		table = endpoints(f, trees(all[xds.EndpointType]))
 	default:
 		return fmt.Errorf("%q is not a part of a proxy's configuration that can be displayed", part)
 	}
-	return w.Flush()
+	return table.Write(out)
 }
 
 func trees(list []Resource) []tree {
@@ -44,23 +44,17 @@ func trees(list []Resource) []tree {
 	return out
 }
 
-func writeRow(w io.Writer, cells ...string) {
-	for i, c := range cells {
-		cells[i] = termtext.Escape(cmp.Or(c, "-"))
-	}
-	fmt.Fprintln(w, strings.Join(cells, "\t"))
-}
-
-func clusters(w io.Writer, list []tree) {
-	writeRow(w, "SERVICE", "PORT", "SUBSET", "DIRECTION", "TYPE", "TLS")
+func clusters(f terminal.Format, list []tree) *terminal.Table {
+	table := f.NewTable("SERVICE", "PORT", "SUBSET", "DIRECTION", "TYPE", "TLS").SetOptional("TYPE")
 	for _, c := range list {
 		name, port, subset, direction := c.lookup("name").text(), "", "", ""
 		if parts := strings.Split(name, "|"); len(parts) == 4 {
 			direction, port, subset, name = parts[0], parts[1], parts[2], cmp.Or(parts[3], "(workload's own port)")
 		}
 		kind := cmp.Or(c.lookup("type").text(), c.lookup("clusterType", "name").text(), "STATIC")
-		writeRow(w, name, port, subset, direction, kind, upstreamTLS(c))
+		table.AddRow(name, port, subset, direction, kind, upstreamTLS(c))
 	}
+	return table
 }
 
 // upstreamTLS describes whether and how a cluster's connections use TLS.
@@ -102,22 +96,41 @@ func withProxyHeader(t tree, way string) string {
 	return "PROXY protocol, " + cmp.Or(way, "plaintext")
 }
 
-func endpoints(w io.Writer, list []tree) {
-	writeRow(w, "ENDPOINT", "HEALTH", "LOCALITY", "WEIGHT", "PRIORITY", "CLUSTER")
+func endpoints(f terminal.Format, list []tree) *terminal.Table {
+	table := f.NewTable("ENDPOINT", "HEALTH", "LOCALITY", "WEIGHT", "PRIORITY", "CLUSTER").SetOptional("PRIORITY", "WEIGHT", "LOCALITY")
 	for _, a := range list {
 		for _, group := range a.lookup("endpoints").list() {
 			l := group.lookup("locality")
 			locality := strings.TrimRight(strings.Join([]string{l.lookup("region").text(), l.lookup("zone").text(), l.lookup("subZone").text()}, "/"), "/")
 			for _, e := range group.lookup("lbEndpoints").list() {
-				writeRow(w, e.lookup("endpoint", "address").address(), cmp.Or(e.lookup("health").text(), e.lookup("healthStatus").text(), "HEALTHY"), locality,
+				state := cmp.Or(e.lookup("health").text(), e.lookup("healthStatus").text(), healthy)
+				table.AddRow(e.lookup("endpoint", "address").address(), state, locality,
 					cmp.Or(e.lookup("loadBalancingWeight").text(), "1"), cmp.Or(group.lookup("priority").text(), "0"), a.lookup("clusterName").text())
+				table.PaintCell(healthColumn, healthColour(state))
 			}
 		}
 	}
+	return table
 }
 
-func routes(w io.Writer, configurations, apart []tree) {
-	writeRow(w, "ROUTE", "VIRTUAL HOST", "DOMAINS", "MATCH", "GOES TO")
+const (
+	healthColumn = 1
+	healthy      = "HEALTHY"
+)
+
+// healthColour returns the colour of an endpoint's health.
+func healthColour(state string) terminal.Colour {
+	switch state {
+	case healthy:
+		return terminal.Green
+	case "DEGRADED", "UNCHECKED", "LEAVING", "DRAINING":
+		return terminal.Amber
+	}
+	return terminal.Red
+}
+
+func routes(f terminal.Format, configurations, apart []tree) *terminal.Table {
+	table := f.NewTable("ROUTE", "VIRTUAL HOST", "DOMAINS", "MATCH", "GOES TO").SetOptional("VIRTUAL HOST")
 	for _, c := range configurations {
 		hosts := c.lookup("virtualHosts").list()
 		for _, h := range apart {
@@ -128,16 +141,17 @@ func routes(w io.Writer, configurations, apart []tree) {
 		for _, h := range hosts {
 			_, name := xds.SplitVirtualHostName(h.lookup("name").text())
 			for _, r := range h.lookup("routes").list() {
-				writeRow(w, c.lookup("name").text(), name, shortList(h.lookup("domains").texts()), matchText(r.lookup("match")), target(r))
+				table.AddRow(c.lookup("name").text(), name, shortList(h.lookup("domains").texts()), matchText(r.lookup("match")), target(r))
 			}
 			if len(h.lookup("routes").list()) == 0 {
-				writeRow(w, c.lookup("name").text(), name, shortList(h.lookup("domains").texts()), "", "404")
+				table.AddRow(c.lookup("name").text(), name, shortList(h.lookup("domains").texts()), "", "404")
 			}
 		}
 		if len(hosts) == 0 {
-			writeRow(w, c.lookup("name").text(), "", "", "", "404")
+			table.AddRow(c.lookup("name").text(), "", "", "", "404")
 		}
 	}
+	return table
 }
 
 func shortList(list []string) string {
@@ -245,17 +259,18 @@ func target(r tree) string {
 	return text
 }
 
-func listeners(w io.Writer, list []tree) {
-	writeRow(w, "LISTENER", "ADDRESS", "MATCH", "GOES TO")
+func listeners(f terminal.Format, list []tree) *terminal.Table {
+	table := f.NewTable("LISTENER", "ADDRESS", "MATCH", "GOES TO")
 	for _, l := range list {
 		chains := l.lookup("filterChains").list()
 		if d := l.lookup("defaultFilterChain"); d.v != nil {
 			chains = append(chains, d)
 		}
 		for _, chain := range chains {
-			writeRow(w, l.lookup("name").text(), l.lookup("address").address(), chainMatch(chain.lookup("filterChainMatch")), chainTarget(chain))
+			table.AddRow(l.lookup("name").text(), l.lookup("address").address(), chainMatch(chain.lookup("filterChainMatch")), chainTarget(chain))
 		}
 	}
+	return table
 }
 
 func chainMatch(m tree) string {

@@ -117,8 +117,8 @@ func TestLongLinesAreWrappedBetweenWords(t *testing.T) {
 	for text, want := range map[string]string{
 		"short\n":                              "short\n",
 		"  reviews rejected the route\n\nnext": "  reviews rejected\n    the route\n\nnext",
-		f.Paint(Red, "error") + " in this file of that":    "\x1b[31merror\x1b[0m in this file\n  of that",
-		"a-word-that-is-longer-than-the-line x":            "a-word-that-is-longer-than-the-line\n  x",
+		f.Paint(Red, "error") + " in this file of that":     "\x1b[31merror\x1b[0m in this file\n  of that",
+		"a-word-that-is-longer-than-the-line x":             "a-word-that-is-longer-than-the-line\n  x",
 		"name: " + f.Paint(Bold, "two words") + " and more": "name: \x1b[1mtwo words\x1b[0m and\n  more",
 	} {
 		if got := f.Wrap(text); got != want {

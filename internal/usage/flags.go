@@ -130,14 +130,14 @@ func SetTogether(c *cobra.Command, flags ...string) {
 	})
 }
 
-// SetRequired refuses command lines without the flag.
-func SetRequired(c *cobra.Command, flag string) {
-	_ = c.MarkFlagRequired(flag) // for shell completion; the flag exists
+// SetOneRequired refuses command lines with none of the flags.
+func SetOneRequired(c *cobra.Command, flags ...string) {
+	c.MarkFlagsOneRequired(flags...) // for shell completion
 	addCheck(c, func() error {
-		if c.Flags().Changed(flag) {
+		if len(changed(c, flags)) > 0 {
 			return nil
 		}
-		return errorf("--%s is missing: %s; usage: %s (see `%s --help`)", flag, DescribeValue(c.Flags().Lookup(flag)), c.UseLine(), c.CommandPath())
+		return errorf("--%s is missing; usage: %s (see `%s --help`)", strings.Join(flags, " or --"), c.UseLine(), c.CommandPath())
 	})
 }
 

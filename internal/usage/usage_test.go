@@ -30,7 +30,8 @@ func newProgram() *cobra.Command {
 	SetTogether(list, "cert", "key")
 	serve := &cobra.Command{Use: "serve --dir DIR", Args: Args(), RunE: run}
 	serve.Flags().String("dir", "", "directory of documents")
-	SetRequired(serve, "dir")
+	serve.Flags().String("mesh", "", "mesh configuration")
+	SetOneRequired(serve, "dir", "mesh")
 	group := &cobra.Command{Use: "group", Short: "Group commands"}
 	group.AddCommand(&cobra.Command{Use: "show", Args: Args(), RunE: run})
 	root.AddCommand(restart, exec, list, serve, group)
@@ -45,7 +46,7 @@ func TestInvalidCommandLinesAreExplained(t *testing.T) {
 		"exec a":                           "COMMAND is missing; usage: program exec WORKLOAD COMMAND [ARGUMENT]... [flags] (see `program exec --help`)",
 		"list a b":                         `unexpected argument "b"; usage: program list [NAME] [flags] (see ` + "`program list --help`)",
 		"serve x":                          `unexpected argument "x"; usage: program serve --dir DIR [flags] (see ` + "`program serve --help`)",
-		"serve":                            "--dir is missing: directory of documents; usage: program serve --dir DIR [flags] (see `program serve --help`)",
+		"serve":                            "--dir or --mesh is missing; usage: program serve --dir DIR [flags] (see `program serve --help`)",
 		"list --name a --file b":           "--name and --file cannot be combined; use one of them (see `program list --help`)",
 		"list --cert a":                    "--cert requires --key (see `program list --help`)",
 		"restart a --outptu x":             "unknown flag: --outptu; did you mean --output? (see `program restart --help`)",
@@ -80,7 +81,7 @@ func TestInvalidCommandLinesAreExplained(t *testing.T) {
 
 func TestValidCommandLinesAreAccepted(t *testing.T) {
 	for _, line := range []string{
-		"restart a -o json --timeout 3s --port 1 --all", "exec a b", "exec a b c d", "list", "list a --cert x --key y", "ls", "serve --dir x", "group show", "group", "",
+		"restart a -o json --timeout 3s --port 1 --all", "exec a b", "exec a b c d", "list", "list a --cert x --key y", "ls", "serve --dir x", "serve --mesh x", "group show", "group", "",
 	} {
 		root := newProgram()
 		root.SetArgs(strings.Fields(line))

@@ -5,31 +5,19 @@ package console
 import (
 	"fmt"
 	"io"
-	"os"
 	"regexp"
 	"strings"
 	"time"
 
-	"golang.org/x/term"
-
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
+	"github.com/pilotfish-mesh/pilotfish/internal/terminal"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
-// Terminal escape sequences.
-const (
-	reset = "\x1b[0m"
-	bold  = "\x1b[1m"
-	dim   = "\x1b[2m"
-	red   = "\x1b[31m"
-	green = "\x1b[32m"
-	amber = "\x1b[33m"
-)
-
 // palette contains the colours of workloads. Red is not in it, because it is reserved for errors.
-var palette = []string{"\x1b[36m", "\x1b[35m", "\x1b[34m", "\x1b[32m", "\x1b[33m", "\x1b[96m", "\x1b[95m", "\x1b[94m", "\x1b[92m", "\x1b[93m"}
+var palette = []terminal.Colour{"\x1b[36m", "\x1b[35m", "\x1b[34m", "\x1b[32m", "\x1b[33m", "\x1b[96m", "\x1b[95m", "\x1b[94m", "\x1b[92m", "\x1b[93m"}
 
 // Printer writes events. It is not safe for concurrent use.
 type Printer struct {
@@ -38,15 +26,15 @@ type Printer struct {
 
 	out         io.Writer
 	stopping    bool // while the mesh stops, sidecars' logs are not printed
-	colours     bool
+	format      terminal.Format
 	width       int // width of the name column
-	nameColours map[string]string
+	nameColours map[string]terminal.Colour
 }
 
 // New returns a printer. The printer escapes its output itself. If out is a termtext.Writer, the printer writes to the
 // underlying writer. The width of the first column is that of the longest name in names.
 func New(out io.Writer, colours bool, names ...string) *Printer {
-	p := &Printer{out: termtext.Raw(out), colours: colours, nameColours: map[string]string{}}
+	p := &Printer{out: termtext.Raw(out), format: terminal.Format{Colours: colours}, nameColours: map[string]terminal.Colour{}}
 	for _, name := range names {
 		p.width = max(p.width, len(name))
 		p.colourOf(name)
@@ -54,38 +42,32 @@ func New(out io.Writer, colours bool, names ...string) *Printer {
 	return p
 }
 
-// IsTerminal reports whether out is a terminal.
-func IsTerminal(out io.Writer) bool {
-	f, ok := termtext.Raw(out).(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
-}
-
 // Print writes one event. It writes log lines only if logs is set, and always writes problems.
 func (p *Printer) Print(e mesh.Event, logs bool) {
 	if e.Dropped > 0 {
-		p.writeLine("", p.paint(dim, fmt.Sprintf("(%s of output dropped: the terminal was too slow)", phrase.Count(e.Dropped, "line"))))
+		p.writeLine("", p.paint(terminal.Dim, fmt.Sprintf("(%s of output dropped: the terminal was too slow)", phrase.Count(e.Dropped, "line"))))
 	}
 	switch e.Kind {
 	case mesh.MeshStarting:
-		p.writeLine("", p.paint(dim, sanitize(e.Message)))
+		p.writeLine("", p.paint(terminal.Dim, sanitize(e.Message)))
 	case mesh.Ready:
-		p.writeLine(e.Instance, p.paint(green, "✓")+" ready in "+Duration(e.Took))
+		p.writeLine(e.Instance, p.paint(terminal.Green, "✓")+" ready in "+Duration(e.Took))
 	case mesh.NotReady:
-		p.writeLine(e.Instance, p.paint(amber, "!")+" "+sanitize(e.Message))
+		p.writeLine(e.Instance, p.paint(terminal.Amber, "!")+" "+sanitize(e.Message))
 	case mesh.Exited, mesh.Failed:
 		p.exit(e, logs)
 	case mesh.Restarting:
-		p.writeLine(e.Instance, p.paint(dim, sanitize(e.Message)))
+		p.writeLine(e.Instance, p.paint(terminal.Dim, sanitize(e.Message)))
 	case mesh.MeshStopping:
 		p.stopping = true
-		p.writeLine("", p.paint(dim, "stopping: "+sanitize(e.Message)))
+		p.writeLine("", p.paint(terminal.Dim, "stopping: "+sanitize(e.Message)))
 	case mesh.ConfigProblem, mesh.ProblemSolved:
 		p.problem(e)
 	case mesh.ControlPlaneDown:
 		if p.stopping && !p.Verbose {
 			return
 		}
-		p.writeLine(controlPlaneLabel, p.paint(amber, "!")+" "+sanitize(e.Message))
+		p.writeLine(controlPlaneLabel, p.paint(terminal.Amber, "!")+" "+sanitize(e.Message))
 	case mesh.Log:
 		if logs || e.Origin == mesh.OriginMesh {
 			p.log(e)
@@ -100,11 +82,11 @@ func (p *Printer) problem(e mesh.Event) {
 	text := sanitize(e.Problem.String())
 	switch {
 	case e.Kind == mesh.ProblemSolved:
-		text = p.paint(green, "✓") + " resolved: " + text
+		text = p.paint(terminal.Green, "✓") + " resolved: " + text
 	case e.Problem.Severity == config.Error:
-		text = p.paint(red, "✗") + " " + text
+		text = p.paint(terminal.Red, "✗") + " " + text
 	default:
-		text = p.paint(amber, "!") + " " + text
+		text = p.paint(terminal.Amber, "!") + " " + text
 	}
 	p.writeLine("configuration", text)
 }
@@ -112,16 +94,16 @@ func (p *Printer) problem(e mesh.Event) {
 // exit prints the exit of a process. If logs is false, it also prints the last lines of the process's output, because
 // they were not printed before.
 func (p *Printer) exit(e mesh.Event, logs bool) {
-	mark := p.paint(amber, "!")
+	mark := p.paint(terminal.Amber, "!")
 	if e.Kind == mesh.Failed {
-		mark = p.paint(red, "✗")
+		mark = p.paint(terminal.Red, "✗")
 	}
 	p.writeLine(e.Instance, mark+" "+sanitize(e.Message))
 	if e.Exit == nil || e.Exit.IsClean() || (logs && e.Origin == mesh.OriginWorkload) {
 		return
 	}
 	for _, tail := range e.Exit.Tail {
-		p.writeLine(e.Instance, p.paint(dim, "  "+sanitize(tail)))
+		p.writeLine(e.Instance, p.paint(terminal.Dim, "  "+sanitize(tail)))
 	}
 }
 
@@ -134,7 +116,7 @@ func (p *Printer) log(e mesh.Event) {
 		if !p.Verbose && (p.stopping && e.Origin != mesh.OriginMesh || routineLog.MatchString(text)) {
 			return
 		}
-		text = p.paint(dim, text)
+		text = p.paint(terminal.Dim, text)
 	}
 	name := e.Instance
 	if e.Origin == mesh.OriginControlPlane {
@@ -155,7 +137,7 @@ func (p *Printer) writeLine(name, text string) {
 }
 
 // colourOf returns the colour for a name. When all colours have been used, they repeat.
-func (p *Printer) colourOf(name string) string {
+func (p *Printer) colourOf(name string) terminal.Colour {
 	if _, ok := p.nameColours[name]; !ok {
 		p.nameColours[name] = palette[len(p.nameColours)%len(palette)]
 	}
@@ -163,13 +145,10 @@ func (p *Printer) colourOf(name string) string {
 }
 
 // Bold returns text in bold.
-func (p *Printer) Bold(text string) string { return p.paint(bold, text) }
+func (p *Printer) Bold(text string) string { return p.paint(terminal.Bold, text) }
 
-func (p *Printer) paint(colour, text string) string {
-	if !p.colours {
-		return text
-	}
-	return colour + text + reset
+func (p *Printer) paint(colour terminal.Colour, text string) string {
+	return p.format.Paint(colour, text)
 }
 
 // escape matches a complete control sequence, such as a colour. Without this expression, only the escape character

@@ -48,7 +48,7 @@ func TestColoursOnlyWhereWanted(t *testing.T) {
 	p.Print(mesh.Event{Kind: mesh.Log, Instance: "a", Line: "x"}, true)
 	p.Print(mesh.Event{Kind: mesh.Log, Instance: "b", Line: "x"}, true)
 	lines := strings.Split(out.String(), "\n")
-	if !strings.HasPrefix(lines[0], palette[0]) || !strings.HasPrefix(lines[1], palette[1]) {
+	if !strings.HasPrefix(lines[0], string(palette[0])) || !strings.HasPrefix(lines[1], string(palette[1])) {
 		t.Errorf("printed %q", out.String())
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo/bookshop"
 )
 
@@ -28,7 +29,7 @@ sidecar's HTTP proxy unless the traffic is captured. It responds to browsers
 with a page, and to other clients with JSON: version, instance, the client's
 identity, and the results of upstream calls. Every service also has test paths:
 /echo, /slow?ms=N, /flaky?every=N, /counters, /healthz.`,
-		Args:          cobra.NoArgs,
+		Args:          usage.Args(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(c *cobra.Command, _ []string) error {

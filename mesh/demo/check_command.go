@@ -9,7 +9,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/pilotfish-mesh/pilotfish/mesh/console"
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo/check"
 )
 
@@ -75,7 +74,7 @@ func (o options) report(out io.Writer) check.Report {
 	if o.output == "json" {
 		return noReport{}
 	}
-	t := newTable(out, console.IsTerminal(out))
+	t := newTable(out)
 	t.head()
 	return t
 }

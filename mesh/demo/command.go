@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
@@ -52,7 +53,7 @@ Exit codes:
 		Example: `  pilotfish demo
   pilotfish demo --check
   pilotfish demo --write shop && pilotfish demo --dir shop`,
-		Args:          cobra.NoArgs,
+		Args:          usage.Args(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -72,10 +73,11 @@ Exit codes:
 	o.capture.Register(f)
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "show all log lines of sidecars and the control plane, not only warnings")
 	f.StringVarP(&o.output, "output", "o", "", "with --check: output format of the results; the only value is json (default: a table)")
+	usage.SetCompletions(c, "output", "json")
 	f.StringVar(&o.logs, "logs", "", "with --check: write the output of all processes into this directory (default: after a failed check, into a temporary directory)")
-	c.MarkFlagsMutuallyExclusive("dir", "write")
-	c.MarkFlagsMutuallyExclusive("check", "write")
-	c.MarkFlagsMutuallyExclusive("check", "dir")
+	usage.SetExclusive(c, "dir", "write")
+	usage.SetExclusive(c, "check", "write")
+	usage.SetExclusive(c, "check", "dir")
 	return c
 }
 

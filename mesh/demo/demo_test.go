@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/terminal"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo/check"
@@ -98,7 +99,7 @@ func TestGatewayUsesRequestedPort(t *testing.T) {
 
 func TestTableInPipeHasOneLinePerRow(t *testing.T) {
 	var out bytes.Buffer
-	table := newTable(&out, false)
+	table := newTable(&out)
 	table.head()
 	table.Begin("weights over 1,000 requests")
 	table.End(check.Result{Check: "weights over 1,000 requests", OK: true, Evidence: strings.Repeat("many words ", 30)})
@@ -113,7 +114,7 @@ func TestTableInPipeHasOneLinePerRow(t *testing.T) {
 }
 
 func TestTableOnTerminalWrapsEvidence(t *testing.T) {
-	got := fold("one two three four five six seven eight nine ten eleven twelve", 10, 42)
+	got := terminal.Format{Columns: 42}.WrapWords("one two three four five six seven eight nine ten eleven twelve", 10)
 	want := "one two three four five six\n          seven eight nine ten eleven\n          twelve"
 	if got != want {
 		t.Errorf("folded to %q", got)

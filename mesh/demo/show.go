@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/terminal"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 	"github.com/pilotfish-mesh/pilotfish/mesh/console"
 )
@@ -26,7 +27,7 @@ func (o options) show(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	printer := console.New(out, console.IsTerminal(out) && os.Getenv("NO_COLOR") == "", s.topology.InstanceNames()...)
+	printer := console.New(out, terminal.Detect(out).Colours, s.topology.InstanceNames()...)
 	printer.Verbose = o.verbose
 	events := s.Events()
 	s.start(context.WithoutCancel(ctx))

@@ -11,12 +11,12 @@ import "syscall"
 const small = "pilotfish-iptables"
 
 func init() {
-	args, is := redirectionArgs(arguments())
+	args := redirectionArgs(arguments())
 	self := executable()
-	if !is || self == "" {
+	if args == nil || self == "" {
 		return
 	}
-	_ = syscall.Exec(folder(self)+small, append([]string{small}, args...), syscall.Environ())
+	_ = syscall.Exec(folder(self)+small, args, syscall.Environ())
 }
 
 // maxArguments is the maximum length of all arguments together. Its value is the kernel's limit for one argument
@@ -86,17 +86,17 @@ func base(path string) string {
 	return path
 }
 
-// redirectionArgs returns the arguments of the iptables command. selected reports whether the first argument or the
-// program's name selects that command.
-func redirectionArgs(args []string) (rest []string, selected bool) {
+// redirectionArgs returns the arguments of the iptables binary, or nil if neither the first argument nor the program's
+// name selects that command. The first argument is the name with which the user called the command; messages contain it.
+func redirectionArgs(args []string) []string {
 	const istioName = "istio-iptables"
 	switch {
 	case len(args) == 0:
-		return nil, false
+		return nil
 	case base(args[0]) == istioName:
-		return args[1:], true
+		return append([]string{istioName}, args[1:]...)
 	case len(args) > 1 && (args[1] == "iptables" || args[1] == istioName):
-		return args[2:], true
+		return append([]string{base(args[0]) + " " + args[1]}, args[2:]...)
 	}
-	return nil, false
+	return nil
 }

@@ -10,20 +10,19 @@ import (
 
 func TestOnlyIptablesCommandIsExecuted(t *testing.T) {
 	for _, c := range []struct {
-		line, rest string
-		is         bool
+		line string
+		want []string
 	}{
-		{"pilotfish-agent iptables -b *", "-b *", true},
-		{"/usr/local/bin/pilot-agent istio-iptables --dry-run", "--dry-run", true},
-		{"/bin/istio-iptables -p 1", "-p 1", true},
-		{"pilotfish-agent iptables", "", true},
-		{"pilotfish-agent proxy sidecar iptables", "", false},
-		{"pilotfish-agent", "", false},
-		{"", "", false},
+		{"pilotfish-agent iptables -b *", []string{"pilotfish-agent iptables", "-b", "*"}},
+		{"/usr/local/bin/pilot-agent istio-iptables --dry-run", []string{"pilot-agent istio-iptables", "--dry-run"}},
+		{"/bin/istio-iptables -p 1", []string{"istio-iptables", "-p", "1"}},
+		{"pilotfish-agent iptables", []string{"pilotfish-agent iptables"}},
+		{"pilotfish-agent proxy sidecar iptables", nil},
+		{"pilotfish-agent", nil},
+		{"", nil},
 	} {
-		rest, is := redirectionArgs(strings.Fields(c.line))
-		if is != c.is || strings.Join(rest, " ") != c.rest {
-			t.Errorf("%q: %q %v", c.line, rest, is)
+		if got := redirectionArgs(strings.Fields(c.line)); !slices.Equal(got, c.want) {
+			t.Errorf("%q: %q, want %q", c.line, got, c.want)
 		}
 	}
 }
