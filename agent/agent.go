@@ -160,6 +160,7 @@ func (a *Agent) makeComponents() ([]component, error) {
 	}
 	a.relay = relay
 	a.handleXDS(relay)
+	a.handleCheck()
 	components := []component{
 		{name: "certificates", run: certificates.Run, health: certificates.Condition, restart: true},
 		{name: "xds", run: relay.Run, health: a.configurationCheck(relay), restart: true},

@@ -62,9 +62,9 @@ func (l *statusTracker) condition(process int32, lossLimit time.Duration) health
 	}
 	switch {
 	case b == nil:
-		return health.Condition{Reason: l.noResponseReason(), Remedy: connectRemedy, Since: l.started}
+		return health.Condition{Reason: l.noResponseReason(), Remedy: ConnectRemedy, Since: l.started}
 	case !b.hasResponse:
-		return health.Condition{Reason: l.noResponseReason(), Remedy: connectRemedy, Since: b.since}
+		return health.Condition{Reason: l.noResponseReason(), Remedy: ConnectRemedy, Since: b.since}
 	case len(b.rejectedTypes) > 0:
 		return b.condition()
 	}
@@ -74,7 +74,7 @@ func (l *statusTracker) condition(process int32, lossLimit time.Duration) health
 		reasons = append(reasons, fmt.Sprintf("not connected to the control plane %s: %s; last accepted configuration %s old",
 			l.upstream, l.reason, max(0, l.now().Sub(l.upToDate)).Round(time.Second)))
 		c.OK = lossLimit <= 0 || l.now().Sub(l.since) < lossLimit
-		c.Since, c.Remedy = l.since, connectRemedy
+		c.Since, c.Remedy = l.since, ConnectRemedy
 	}
 	c.Reason = strings.Join(append(reasons, b.rejections()...), "; ")
 	if c.Remedy == "" && c.Reason != "" {

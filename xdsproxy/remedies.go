@@ -4,7 +4,7 @@ import "strings"
 
 // The remedies of conditions, for users.
 const (
-	connectRemedy    = "check that the control plane runs, that discoveryAddress is correct, and that the root certificate and the token exist"
+	ConnectRemedy    = "check that the control plane runs, that discoveryAddress is correct, and that the root certificate and the token exist"
 	credentialRemedy = "check the process that renews the token or the client certificate"
 	fixRemedy        = "fix the configuration that the reason names; the control plane then sends it again"
 	stockEnvoyRemedy = "filters named istio.… exist only in Istio's build of Envoy: start istiod with PILOT_ENABLE_METADATA_EXCHANGE=false " +

@@ -28,7 +28,7 @@ func Commands() []*cobra.Command {
 	return []*cobra.Command{
 		newProxyCommand(), newRunCommand(), newWaitCommand(), newRequestCommand(), newLogCommand(), newUpgradeCommand(),
 		newDNSCommand(), newCertCommand(), newXDSCommand(),
-		newConfigCommand(), newBootstrapCommand(), newVersionCommand(),
+		newCheckCommand(), newConfigCommand(), newBootstrapCommand(), newVersionCommand(),
 	}
 }
 
