@@ -28,6 +28,12 @@ func (n *node) importImage(t *testing.T) {
 	if err := os.WriteFile(archive, image, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	n.importArchive(t, archive)
+}
+
+// importArchive imports the images of an archive, as `docker save` or OCI tools write it.
+func (n *node) importArchive(t *testing.T, archive string) {
+	t.Helper()
 	load := exec.Command(filepath.Join(n.bin, "ctr"), "--address", filepath.Join(n.dir, "containerd.sock"), "--namespace", "k8s.io",
 		"images", "import", "--snapshotter", "native", archive)
 	if out, err := load.CombinedOutput(); err != nil {

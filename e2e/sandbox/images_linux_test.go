@@ -22,12 +22,18 @@ func TestImagesRunFromARegistry(t *testing.T) {
 	n := newNode(t, alone)
 	network := n.network(t)
 	outside, onNode := startRegistry(t, network)
-	pushImages(t, outside)
+	archives := pushImages(t, outside)
 	t.Run("proxyv2", func(t *testing.T) {
 		runSidecarImage(t, n, network, n.pull(t, onNode+"/pilotfish/proxyv2:"+imageVersion))
 	})
 	t.Run("install-cni", func(t *testing.T) {
-		runNodeAgentImage(t, n, network, n.pull(t, onNode+"/pilotfish/install-cni:"+imageVersion))
+		pulled := n.pull(t, onNode+"/pilotfish/install-cni:"+imageVersion)
+		n.importArchive(t, filepath.Join(archives, "pilotfish-install-cni-"+imageVersion+".oci.tar"))
+		imported, err := n.images.ImageStatus(t.Context(), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: "docker.io/pilotfish/install-cni:" + imageVersion}})
+		if err != nil || imported.Image.GetId() != pulled {
+			t.Errorf("the archive has the image %s (%v), the registry %s", imported.GetImage().GetId(), err, pulled)
+		}
+		runNodeAgentImage(t, n, network, pulled)
 	})
 }
 

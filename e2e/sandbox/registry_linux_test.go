@@ -69,8 +69,9 @@ func startRegistry(t *testing.T, network *testns.Namespace) (outside, onNode str
 	return serve(first), serve(second)
 }
 
-// pushImages builds the project's images of the programs under test, and pushes them to a registry.
-func pushImages(t *testing.T, registry string) {
+// pushImages builds the project's images of the programs under test, and pushes them to a registry. It returns the directory
+// of their archives.
+func pushImages(t *testing.T, registry string) (archives string) {
 	t.Helper()
 	scripts := filepath.Join(testenv.Root(), "scripts")
 	if out, err := exec.Command(filepath.Join(scripts, "libc.sh"), runtime.GOARCH).CombinedOutput(); err != nil {
@@ -86,11 +87,13 @@ func pushImages(t *testing.T, registry string) {
 			t.Fatal(err)
 		}
 	}
-	c := exec.Command(filepath.Join(scripts, "images.sh"), build, imageVersion, t.TempDir(), "--push", registry+"/pilotfish")
+	archives = t.TempDir()
+	c := exec.Command(filepath.Join(scripts, "images.sh"), build, imageVersion, archives, "--push", registry+"/pilotfish")
 	c.Env = append(os.Environ(), "ENVOY_VERSION="+testenv.EnvoyVersion, "SOURCE_DATE_EPOCH=1700000000", "GOFLAGS=")
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("building and pushing the images: %v\n%s", err, out)
 	}
+	return archives
 }
 
 // pull lets the runtime pull an image, and returns its reference.
