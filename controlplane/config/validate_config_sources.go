@@ -103,6 +103,9 @@ func questionConfigSources(mesh *meshconfig.MeshConfig) []Problem {
 		if err != nil {
 			continue // CheckMesh reports it
 		}
+		if len(source.GetSubscribedResources()) > 0 {
+			out = append(out, Problem{Severity: Warning, Code: NoEffect, Field: at + ".subscribedResources", Message: "has no effect in this version", Remedy: noSubstitute})
+		}
 		p := Problem{Severity: Warning, Code: NoEffect, Field: at + ".address", Value: source.GetAddress()}
 		switch tls := source.GetTlsSettings(); {
 		case address.Scheme != SchemeFiles && address.Scheme != SchemeXDS:

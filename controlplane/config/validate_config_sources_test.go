@@ -28,6 +28,7 @@ func TestConfigSourcesOfTheMeshConfiguration(t *testing.T) {
 		"{address: 'xds://a.example:15012', tlsSettings: {mode: SIMPLE, insecureSkipVerify: true, caCertificates: c}}": "tlsSettings.insecureSkipVerify",
 		"{address: 'xds://127.0.0.1:15010'}, {address: 'xds://127.0.0.1:15010'}":                                       "configSources[1].address",
 		"{address: 'fs:///etc/config'}, {address: 'xds://localhost:15010'}, {address: 'xds://127.0.0.2:1'}":            "",
+		"{address: 'fs:///etc/config', subscribedResources: [SERVICE_REGISTRY]}":                                       "PF0006: has no effect",
 	} {
 		mesh, problems := ReadMesh("mesh.yaml", []byte("configSources: ["+text+"]\n"))
 		var got []string

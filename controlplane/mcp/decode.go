@@ -15,6 +15,10 @@ import (
 // resourceType is the type of the messages that contain documents.
 const resourceType = "type.googleapis.com/istio.mcp.v1alpha1.Resource"
 
+// limitedDepth limits the nesting of messages. Package config limits that of documents to 64 levels, and one level of a
+// google.protobuf.Struct consists of three messages.
+var limitedDepth = proto.UnmarshalOptions{RecursionLimit: 256}
+
 // decoder decodes the documents of one kind.
 type decoder struct {
 	kind                config.Kind
@@ -67,7 +71,7 @@ func (d decoder) read(name string, body *anypb.Any) (*config.Resource, *config.P
 		return nil, d.refuse(key, "", fmt.Sprintf("its type is %q, not %s", t, resourceType))
 	}
 	m := &mcpv1.Resource{}
-	if err := proto.Unmarshal(body.GetValue(), m); err != nil {
+	if err := limitedDepth.Unmarshal(body.GetValue(), m); err != nil {
 		return nil, d.refuse(key, "", "it is not a "+strings.TrimPrefix(resourceType, "type.googleapis.com/"))
 	}
 	full := m.GetMetadata().GetName()
@@ -95,7 +99,7 @@ func (d decoder) readSpec(key config.Key, body *anypb.Any) (proto.Message, *conf
 	if !isVersionOf(body.GetTypeUrl(), spec) {
 		return nil, d.refuse(key, "body", fmt.Sprintf("its type is %q, not %s", body.GetTypeUrl(), spec.ProtoReflect().Descriptor().FullName()))
 	}
-	if err := proto.Unmarshal(body.GetValue(), spec); err != nil {
+	if err := limitedDepth.Unmarshal(body.GetValue(), spec); err != nil {
 		return nil, d.refuse(key, "spec", fmt.Sprintf("it is not a valid %s message", spec.ProtoReflect().Descriptor().FullName()))
 	}
 	if path, found := findUnknownField(spec.ProtoReflect(), "spec"); found {

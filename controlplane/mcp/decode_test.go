@@ -6,10 +6,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/structpb"
 	mcpv1 "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 	security "istio.io/api/security/v1beta1"
@@ -89,6 +91,11 @@ func TestInvalidDocumentsAreRefusedWithNameAndField(t *testing.T) {
 	endless.Http[0].Fault = &networking.HTTPFaultInjection{Abort: &networking.HTTPFaultInjection_Abort{
 		ErrorType: &networking.HTTPFaultInjection_Abort_HttpStatus{HttpStatus: 500}, Percentage: &networking.Percent{Value: math.Inf(1)},
 	}}
+	deep := structpb.NewBoolValue(true)
+	for range 3000 {
+		deep = structpb.NewListValue(&structpb.ListValue{Values: []*structpb.Value{deep}})
+	}
+	filter := &networking.EnvoyFilter{ConfigPatches: []*networking.EnvoyFilter_EnvoyConfigObjectPatch{{Patch: &networking.EnvoyFilter_Patch{Value: &structpb.Struct{Fields: map[string]*structpb.Value{"a": deep}}}}}}
 	otherBody, err := anypb.New(&security.PeerAuthentication{})
 	if err != nil {
 		t.Fatal(err)
@@ -106,6 +113,7 @@ func TestInvalidDocumentsAreRefusedWithNameAndField(t *testing.T) {
 		"a value that the parser refuses": {config.VirtualService, "shop/reviews", pack(t, "shop/reviews", weight), []string{"VirtualService shop/reviews", "spec.http[0].route[0].weight", "-1"}},
 		"a field of a later version":      {config.VirtualService, "shop/reviews", pack(t, "shop/reviews", unknown), []string{"VirtualService shop/reviews", "spec.http[0]: it has a field"}},
 		"an infinite number":              {config.VirtualService, "shop/f", pack(t, "shop/f", endless), []string{"VirtualService shop/f", "cannot be read"}},
+		"deep nesting":                    {config.EnvoyFilter, "shop/f", pack(t, "shop/f", filter), []string{"EnvoyFilter shop/f", "spec: it is not a valid"}},
 		"an unknown value of an enum":     {config.PeerAuthentication, "shop/p", pack(t, "shop/p", &security.PeerAuthentication{Mtls: &security.PeerAuthentication_MutualTLS{Mode: 77}}), []string{"PeerAuthentication shop/p", "spec.mtls.mode"}},
 		"a spec of another kind":          {config.VirtualService, "shop/p", packResource(t, &mcpv1.Resource{Metadata: &mcpv1.Metadata{Name: "shop/p"}, Body: otherBody}), []string{"VirtualService shop/p", "body", "istio.networking.v1alpha3.VirtualService"}},
 		"no spec":                         {config.VirtualService, "shop/p", packResource(t, &mcpv1.Resource{Metadata: &mcpv1.Metadata{Name: "shop/p"}}), []string{"VirtualService shop/p", "body"}},
@@ -146,5 +154,26 @@ func TestTypeURLsAreThoseOfIstio(t *testing.T) {
 	}
 	if n := len(TypeURLs()); n < 30 {
 		t.Errorf("only %d types", n)
+	}
+}
+
+func TestDocumentsBeyondTheTotalSizeAreRefused(t *testing.T) {
+	c := newCollection(config.VirtualService, "xds://source.example:15012", config.Parser{})
+	a, b := route(t, "shop/a", "1", "a", 1), route(t, "shop/b", "1", "b", 1)
+	size := len(a.GetResource().GetValue())
+	responseOf := func(name, version string, body *anypb.Any) *update {
+		return &update{typeURL: typeOfRoutes, resources: []namedResource{{name, version, body}}}
+	}
+	next, problems := c.validate(responseOf("shop/a", "1", a.GetResource()), time.Now(), size)
+	if next == nil {
+		t.Fatal(problems)
+	}
+	c.accept(responseOf("shop/a", "1", a.GetResource()), next)
+	if next, problems = c.validate(responseOf("shop/b", "1", b.GetResource()), time.Now(), 2*size-1); next != nil || !strings.Contains(describeProblems(problems), "exceed the limit of 256 MiB") {
+		t.Errorf("the second document is accepted: %v", problems)
+	}
+	longer := route(t, "shop/a", "2", "a.example", 1).GetResource()
+	if next, problems = c.validate(responseOf("shop/a", "2", longer), time.Now(), len(longer.GetValue())); next == nil || next.size != len(longer.GetValue()) {
+		t.Errorf("a new version is counted in addition to the former one: %v", problems)
 	}
 }
