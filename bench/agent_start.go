@@ -18,13 +18,13 @@ type agentStartRun struct {
 	envoyExec, startCPU time.Duration
 }
 
-// agentScrapeRun are the sizes (MB) and durations of scrapes of one agent and its Envoy.
+// agentScrapeRun contains the sizes (MB) and durations of scrapes of one agent and its Envoy.
 type agentScrapeRun struct {
 	mergedSize, directSize float64
 	merged, direct         time.Duration
 }
 
-// agentStart compares only the starts, and needs less time than agents.
+// agentStart compares only the starts of the agents, and needs less time than the method agents.
 func (b *bench) agentStart(ctx context.Context) error {
 	return b.compareAgents(ctx, "agent-start", (*agentRun).measureStart, []agentValue{
 		{"exec to ready, ms", func(r agentRun) float64 { return ms(r.start) }},

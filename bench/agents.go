@@ -48,7 +48,7 @@ type agentRun struct {
 }
 
 // settleDelay is the time after a change until the agent has saved the configuration and released the memory of large
-// messages. Otherwise the first edits would include the CPU time for that.
+// messages. Without this delay, the CPU time of the first edits would include this work.
 const settleDelay = 12 * time.Second
 
 // agentEdits is the number of edits of each kind.

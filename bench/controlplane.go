@@ -269,12 +269,12 @@ func (r *planeRun) reconnect() error {
 	return nil
 }
 
-// change measures an edit of the mesh's files, which it applies several times.
+// change measures an edit of the mesh's files. It makes the edit rounds times, each time of another service.
 func (r *planeRun) change(name string, edit func(*planeMesh) planeEdit, rounds int) error {
 	if rounds == 0 {
 		return nil
 	}
-	var p50, most, cpus, bytes, responses []float64
+	var p50, maxima, cpus, bytes, responses []float64
 	var refused int64
 	for range rounds {
 		if name == "service removed" { // a service to remove must exist
@@ -288,14 +288,14 @@ func (r *planeRun) change(name string, edit func(*planeMesh) planeEdit, rounds i
 		if err != nil {
 			return err
 		}
-		p50, most = append(p50, ms(report.P50)), append(most, ms(report.Max))
+		p50, maxima = append(p50, ms(report.P50)), append(maxima, ms(report.Max))
 		cpus, bytes = append(cpus, ms(cpu)), append(bytes, float64(report.Bytes)/float64(r.proxies))
 		responses = append(responses, float64(report.Responses)/float64(r.proxies))
 		refused = report.Refused
 	}
 	fmt.Printf("  %-18s p50 %5.0f  all %5.0f ms (worst %5.0f)  CPU %8.0f ms  a proxy %8.0f bytes in %.1f responses\n", name,
-		medianOf(p50), medianOf(clone(most)), slices.Max(most), medianOf(cpus), medianOf(bytes), medianOf(responses))
-	r.costs = append(r.costs, planeCost{name, parseMS(medianOf(most)), parseMS(medianOf(cpus)), medianOf(bytes), r.peak()})
+		medianOf(p50), medianOf(clone(maxima)), slices.Max(maxima), medianOf(cpus), medianOf(bytes), medianOf(responses))
+	r.costs = append(r.costs, planeCost{name, parseMS(medianOf(maxima)), parseMS(medianOf(cpus)), medianOf(bytes), r.peak()})
 	if refused > 0 {
 		fmt.Printf("  %-18s %d responses so far\n", "refused", refused)
 	}

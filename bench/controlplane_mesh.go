@@ -140,7 +140,7 @@ func (m *planeMesh) removeService() planeEdit {
 	return planeEdit{m.file("added", m.edits), "", fleet.Sign{Text: fmt.Sprintf("added-%d.mesh.example", m.edits), Types: []string{"Cluster"}}, true, fmt.Sprintf("added-%d.mesh.example", m.edits)}
 }
 
-// apply makes the change. since is the time before it, in nanoseconds since 1970.
+// apply makes the change. since is the time immediately before the change, in nanoseconds since 1970.
 func (e planeEdit) apply() (since int64, err error) {
 	if e.text == "" {
 		since = now()

@@ -131,7 +131,7 @@ type activity struct {
 	switches int // number of wake-ups of its threads
 }
 
-// watch returns the activity of each process during a time.
+// watch samples the processes for the duration during, and returns the activity of each.
 func watch(ctx context.Context, during time.Duration, pids ...int) ([]activity, error) {
 	seen, last := make([]activity, len(pids)), make([]int, len(pids))
 	for end, first := time.Now().Add(during), true; time.Now().Before(end); first = false {

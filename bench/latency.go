@@ -173,14 +173,14 @@ func ratio(a, b []float64) float64 {
 	return medianOf(ratios)
 }
 
-// unpack writes the embedded files in from to the directory to. values are pairs of a placeholder and its replacement.
-func unpack(from, to string, values ...string) error {
+// unpack writes the embedded files in source to dir. values are pairs of a placeholder and its replacement.
+func unpack(source, dir string, values ...string) error {
 	replace := strings.NewReplacer(values...)
-	return fs.WalkDir(files, from, func(path string, d fs.DirEntry, err error) error {
+	return fs.WalkDir(files, source, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
-		target := filepath.Join(to, strings.TrimPrefix(path, from))
+		target := filepath.Join(dir, strings.TrimPrefix(path, source))
 		if d.IsDir() {
 			return os.MkdirAll(target, 0o700)
 		}
@@ -258,7 +258,7 @@ func (b *bench) startHand(ctx context.Context) (pids []int, stop func(), err err
 	return pids, stop, awaitAnswer(ctx, load{address: handClient + ":15080", target: "http://server:8080/", host: serverHost})
 }
 
-// awaitAnswer repeats a request until it succeeds.
+// awaitAnswer repeats a request until it succeeds, for at most ten seconds.
 func awaitAnswer(ctx context.Context, l load) error {
 	l.connections, l.duration = 1, 50*time.Millisecond
 	var r result

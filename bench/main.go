@@ -61,7 +61,7 @@ func run() error {
 	flag.StringVar(&b.earlier, "earlier", "", "directory of an earlier build, which these comparisons also measure")
 	flag.IntVar(&b.turns, "turns", 3, "number of alternating measurements of two control planes or agents")
 	asFleet := flag.Bool("fleet", false, "internal: simulate the proxies of a control plane, controlled over stdin and stdout")
-	relay := flag.String("relay", "", "internal: run an xDS relay to a control plane, as kind,socket,address,roots")
+	relay := flag.String("relay", "", "internal: run an xDS relay to a control plane, as kind,socket,address,roots,ready")
 	serveAt := flag.String("serve", "", "internal: run the application behind the proxies at this address")
 	namesBy := flag.String("serve-names", "", "internal: run the agent's DNS server with this resolv.conf")
 	var one load

@@ -49,7 +49,7 @@ type meteredPair struct {
 	pids      []int
 }
 
-// metered contains the results of the loads with metrics, or of those without.
+// metered contains the results of the loads either with or without metrics.
 type metered struct {
 	side
 	perRequest [][]float64 // CPU time in microseconds per request, by sidecar and round
@@ -295,8 +295,8 @@ func fetch(ctx context.Context, url string) ([]byte, error) {
 
 func printMetered(off, on *metered) {
 	printRow := func(what, unit string, off, on []float64) {
-		least, most := spread(on, off)
-		fmt.Printf("  %-38s off %8.1f  on %8.1f %-3s  x%.3f (x%.3f to x%.3f)\n", what, medianOf(clone(off)), medianOf(clone(on)), unit, ratio(on, off), least, most)
+		lowest, highest := spread(on, off)
+		fmt.Printf("  %-38s off %8.1f  on %8.1f %-3s  x%.3f (x%.3f to x%.3f)\n", what, medianOf(clone(off)), medianOf(clone(on)), unit, ratio(on, off), lowest, highest)
 	}
 	printRow("requests/s", "", off.rps, on.rps)
 	printRow("p99", "µs", off.p99, on.p99)
@@ -306,15 +306,15 @@ func printMetered(off, on *metered) {
 }
 
 // spread returns the minimum and the maximum of the ratios a[i]/b[i], one for each round.
-func spread(a, b []float64) (least, most float64) {
+func spread(a, b []float64) (lowest, highest float64) {
 	for i := range a {
 		r := a[i] / b[i]
 		if i == 0 {
-			least, most = r, r
+			lowest, highest = r, r
 		}
-		least, most = min(least, r), max(most, r)
+		lowest, highest = min(lowest, r), max(highest, r)
 	}
-	return least, most
+	return lowest, highest
 }
 
 // sums returns, for each round, the sum of the values of the two sidecars.

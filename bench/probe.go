@@ -22,8 +22,8 @@ const (
 	stormClients = 32
 )
 
-// probe compares the latency of probes through the agent with that of direct probes of the application. It also measures
-// the agent's memory while it handles as many probes as possible.
+// probe compares the latency of probes through the agent with the latency of direct probes of the application. It also
+// measures the agent's memory while it handles as many probes as possible.
 func (b *bench) probe(ctx context.Context) error {
 	stop, err := b.startPlane(ctx)
 	if err != nil {

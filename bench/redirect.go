@@ -58,7 +58,7 @@ func (b *bench) redirection(ctx context.Context) error {
 	return b.printPeak(ctx)
 }
 
-// redirect runs the measurements and collects their durations.
+// redirect collects the durations of installing, reading and removing rules, by operation.
 type redirect struct {
 	*bench
 	times map[string][]time.Duration

@@ -193,7 +193,7 @@ func cpuOf(pid int) (time.Duration, error) {
 	return time.Duration(spent.Nano()), err
 }
 
-// toEnvoy starts an Envoy that receives its clusters in this way. It returns the time until Envoy has accepted them.
+// toEnvoy starts an Envoy that receives its clusters through w. It returns the time until Envoy has accepted them.
 func (m *relayBench) toEnvoy(ctx context.Context, w *way) (time.Duration, error) {
 	file := filepath.Join(m.dir, "relay-envoy.yaml")
 	if err := os.WriteFile(file, []byte(m.bootstrap(w)), 0o600); err != nil {

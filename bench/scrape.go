@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// Sizes of the scrape targets: an Envoy with a number of clusters for which its statistics have 5 MB, and an
-// application with 1 MB.
+// Sizes of the scrape targets: an Envoy with scrapeServices clusters, whose statistics have 5 MB, and an application
+// with 1 MB.
 const (
 	scrapeServices  = 190
 	applicationSize = 1 << 20
@@ -77,14 +77,14 @@ func (b *bench) weighScrapes(ctx context.Context, pid int, encoding string) erro
 	if err := weigh("before", pid); err != nil {
 		return err
 	}
-	stop := weighMost(pid)
+	stop := weighPeak(pid)
 	for range 2 * b.rounds {
 		if _, _, err := scrapeOnce("http://"+proxyAddress+":15020/stats/prometheus", encoding); err != nil {
 			return err
 		}
 	}
-	most := stop()
-	fmt.Printf("  %-47s %6.1f MiB, of which its own %5.1f\n", "maximum during the scrapes", most.all, most.own)
+	peak := stop()
+	fmt.Printf("  %-47s %6.1f MiB, of which its own %5.1f\n", "maximum during the scrapes", peak.all, peak.own)
 	if err := weigh("immediately after them", pid); err != nil {
 		return err
 	}
@@ -94,18 +94,18 @@ func (b *bench) weighScrapes(ctx context.Context, pid int, encoding string) erro
 	return weigh(fmt.Sprintf("%s later", scrapePause), pid)
 }
 
-// weighMost samples the memory of a process until stop is called. stop returns the maximum values.
-func weighMost(pid int) (stop func() memory) {
+// weighPeak samples the memory of a process until stop is called. stop returns the maximum values.
+func weighPeak(pid int) (stop func() memory) {
 	ended, result := make(chan struct{}), make(chan memory)
 	go func() {
-		var most memory
+		var peak memory
 		for {
 			if m, err := memoryOf(pid); err == nil { // if the agent has exited, the next scrape fails
-				most = memory{max(most.all, m.all), max(most.own, m.own)}
+				peak = memory{max(peak.all, m.all), max(peak.own, m.own)}
 			}
 			select {
 			case <-ended:
-				result <- most
+				result <- peak
 				return
 			case <-time.After(weighEach):
 			}

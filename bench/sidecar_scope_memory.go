@@ -125,7 +125,7 @@ func (b *bench) weighScoped(ctx context.Context, dir, scope string, services int
 	return weigh("its agent 13 s later", agent)
 }
 
-// scopedAgent starts an agent with its Envoy, which has the specified scope. pid is that of the agent.
+// scopedAgent starts an agent with its Envoy, which has the specified scope. pid is the agent's process ID.
 func (b *bench) scopedAgent(ctx context.Context, plane, scope string) (pid int, stop func(), err error) {
 	dir, err := os.MkdirTemp(b.dir, "s")
 	if err != nil {

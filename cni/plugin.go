@@ -87,12 +87,12 @@ func (p *Plugin) main() int {
 // controls. Kubernetes stores the error in an event, whose size is limited.
 const maxMessage, maxDetails = 1 << 10, 4 << 10
 
-// cut limits a text to a number of bytes and appends the full length to a text that it shortens.
-func cut(text string, most int) string {
-	if len(text) <= most {
+// cut shortens text to maxBytes bytes. It appends the full length to a text that it shortens.
+func cut(text string, maxBytes int) string {
+	if len(text) <= maxBytes {
 		return text
 	}
-	return strings.ToValidUTF8(text[:most], "") + fmt.Sprintf("… (%d bytes in total)", len(text))
+	return strings.ToValidUTF8(text[:maxBytes], "") + fmt.Sprintf("… (%d bytes in total)", len(text))
 }
 
 // writeError prints an error in the CNI format, with the version of the CNI specification that the runtime uses.

@@ -40,7 +40,8 @@ func (p *Plugin) readStdin() *types.Error {
 	return nil
 }
 
-// readWithin reads to EOF. It returns an error if the input is larger than maxSize or EOF does not arrive in time.
+// readWithin reads to EOF. It returns an error if the input is larger than maxSize, or if EOF does not arrive within
+// timeout.
 func readWithin(from io.Reader, maxSize int64, timeout time.Duration) ([]byte, error) {
 	type outcome struct {
 		text []byte

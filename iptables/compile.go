@@ -171,6 +171,7 @@ func (c *chain) leave(id string, m Match) {
 }
 
 // usedChains returns the chains that have rules and are reachable: base chains, and chains that a used chain jumps to.
+// It removes jumps to chains without rules.
 func usedChains(chains ...*chain) []Chain {
 	called := map[string]bool{}
 	var kept []Chain

@@ -62,9 +62,9 @@ func (c *compiler) inboundExceptions(n *chain) {
 	}
 }
 
-// inboundCapture adds rules that jump to a chain for each captured port. It also adds rules that exempt the HBONE port
-// and excluded ports.
-func (c *compiler) inboundCapture(n *chain, m Match, to string) {
+// inboundCapture adds rules to n that jump to the chain called target for each captured port. It also adds rules that
+// exempt the HBONE port and excluded ports.
+func (c *compiler) inboundCapture(n *chain, m Match, target string) {
 	at := func(p PortRange) Match {
 		m := m
 		m.DestinationPorts = []PortRange{p}
@@ -75,14 +75,14 @@ func (c *compiler) inboundCapture(n *chain, m Match, to string) {
 	}
 	if !c.InboundPorts.All {
 		for _, p := range c.InboundPorts.Listed {
-			n.jump("inbound/port-"+p.String(), at(p), to)
+			n.jump("inbound/port-"+p.String(), at(p), target)
 		}
 		return
 	}
 	for _, p := range c.InboundExcludePorts {
 		n.leave("inbound/exclude-port-"+p.String(), at(p))
 	}
-	n.jump("inbound/all", m, to)
+	n.jump("inbound/all", m, target)
 }
 
 // virtualChain returns the chain for traffic from virtual interfaces. It captures the same traffic as the chain for

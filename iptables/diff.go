@@ -116,8 +116,8 @@ func (d *differ) chain(want, got Chain) {
 	}
 }
 
-// isOrderIrrelevant reports whether a rule of one address family may be moved from before these lines to after them, or
-// the reverse. It may if all rules in these lines that both chains have are for other families.
+// isOrderIrrelevant reports whether a rule of one address family has the same effect before and after these lines: all
+// rules in these lines that both chains have are for the other family.
 func isOrderIrrelevant(lines []line, family Families) bool {
 	return family != 0 && !slices.ContainsFunc(lines, func(l line) bool {
 		of := l.rule().Match.family()
@@ -148,9 +148,8 @@ func (l *line) rule() *Rule {
 	return l.got
 }
 
-// counterpart returns the index of a later line with a rule of only the other chain. This is the rule with which the
-// rule in line i is compared: the same rule if possible, otherwise one with the same ID. It returns -1 if there is
-// none.
+// counterpart returns the index of a later line whose rule is only in the other chain, for comparison with the rule in
+// line i. It prefers an equal rule to a rule with the same ID. It returns -1 if there is neither.
 func counterpart(lines []line, i int) int {
 	byName := -1
 	for j := i + 1; j < len(lines); j++ {

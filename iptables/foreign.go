@@ -35,8 +35,8 @@ func PortsOfExtension(match string, data []byte) (all []uint16) {
 			all = append(all, first)
 		}
 	case match == "multiport" && len(data) >= 48 && data[0] != 0: // flag 0 selects source ports
-		const ports, ranges, most = 2, 32, 15
-		for i := 0; i < min(int(data[1]), most); i++ {
+		const ports, ranges, maxPorts = 2, 32, 15
+		for i := 0; i < min(int(data[1]), maxPorts); i++ {
 			if i == 0 || data[ranges+i-1] == 0 { // otherwise the entry is the end of a range
 				all = append(all, port(ports+2*i))
 			}

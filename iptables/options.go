@@ -186,9 +186,9 @@ func (o *Options) Warnings() []string {
 }
 
 // resolverIsOpen reports whether the agent's resolver listens on all local addresses of these families.
-func (o *Options) resolverIsOpen(of Families) bool {
+func (o *Options) resolverIsOpen(families Families) bool {
 	host, _, err := net.SplitHostPort(o.ResolverAddress)
-	return err == nil && (host == "" || host == "::" || host == "0.0.0.0" && of&IPv6 == 0)
+	return err == nil && (host == "" || host == "::" || host == "0.0.0.0" && families&IPv6 == 0)
 }
 
 func (o *Options) excludesDNS() bool {

@@ -166,9 +166,9 @@ func (o *Options) Set(name, value string, names Names) error {
 	return fmt.Errorf("redirection has no option %q", name)
 }
 
-// IsTolerated reports whether an invalid value in an environment variable is ignored with a warning. As in Istio, this
-// is so for booleans. It is also so for variables that Istio's command does not read, because they may have another
-// meaning, such as DNS_PORT for the Service dns.
+// IsTolerated reports whether an invalid value in an environment variable is ignored with a warning. As in Istio, it
+// is for booleans. It also is for variables that Istio's command does not read, because they may be set for another
+// purpose: Kubernetes sets DNS_PORT for a Service called dns.
 func (s *Setting) IsTolerated() bool {
 	return s.Boolean || s.Name == envResolver || s.Name == flagDNSPort
 }

@@ -17,7 +17,7 @@ import (
 // redirectionTimeout is the timeout of the command that installs the redirection rules.
 const redirectionTimeout = 20 * time.Second
 
-// applyRedirection runs the agent's command `iptables` in a sandbox. It installs the redirection rules.
+// applyRedirection installs the redirection rules in sb: it runs the agent's command `iptables` there.
 func (p *capturedPlacement) applyRedirection(i *topology.Instance, sb *sandbox) error {
 	args := append(append([]string(nil), p.resources.Agent...), redirectionArgs(i.Workload)...)
 	if out, err := sb.run(args, p.resources.Environ); err != nil {
@@ -27,7 +27,7 @@ func (p *capturedPlacement) applyRedirection(i *topology.Instance, sb *sandbox) 
 	return nil
 }
 
-// run runs a command in the sandbox and returns its combined output.
+// run runs the command args in the sandbox. It returns the command's standard output and standard error together.
 func (sb *sandbox) run(args, env []string) (output []byte, err error) {
 	netns.OnThread(func() {
 		if err = sb.namespace.EnterThread(); err == nil {

@@ -95,7 +95,8 @@ func (m *Mesh) superviseGuard(g *cleanupGuard, ending <-chan struct{}) {
 	}
 }
 
-// restartGuard starts a guard after a pause, and retries until it succeeds. It returns nil if the mesh ends before.
+// restartGuard waits for the duration pause, starts a guard, and retries until it succeeds. It returns nil if the mesh
+// ends before.
 func (m *Mesh) restartGuard(pause time.Duration, ending <-chan struct{}) *cleanupGuard {
 	for logged := false; ; pause = minGuardInterval {
 		select {
@@ -146,11 +147,12 @@ func waitOrderlyExit(in io.Reader) bool {
 	return err == nil && string(message) == orderlyExit
 }
 
-// lockReleaseTimeout limits the wait for the lock of a terminating process. Its end of the pipe may close before the
-// kernel releases the lock.
+// lockReleaseTimeout is how long the guard waits for the mesh's lock. When the mesh's process is killed, the kernel
+// may close its end of the pipe before it releases the lock.
 const lockReleaseTimeout = 5 * time.Second
 
-// cleanUp removes the processes and files that a killed mesh left behind.
+// cleanUp removes the processes and files that remain after process pid of the mesh called name was killed. base is
+// the directory that contains the mesh's runtime directory.
 func cleanUp(base, name string, pid int) error {
 	deadline := time.Now().Add(lockReleaseTimeout)
 	for {

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// NotRunningError reports that the requested mesh is not running.
+// NotRunningError reports that the requested mesh is not running, or that no mesh was named and several are running.
 type NotRunningError struct {
 	// Name is the requested mesh. It is empty if the request was for any mesh.
 	Name string
@@ -57,8 +57,8 @@ func RunningMeshes(runtimeDir string) []string {
 	return names
 }
 
-// Connect returns a client for the mesh with this name. If name is empty, exactly one mesh must be running. Otherwise
-// it returns a *NotRunningError.
+// Connect returns a client for the running mesh that is called name. An empty name selects the only running mesh.
+// Connect returns a *NotRunningError if there is no such mesh, or if name is empty and several meshes are running.
 func Connect(runtimeDir, name string) (*Client, error) {
 	running := RunningMeshes(runtimeDir)
 	if name == "" && len(running) == 1 {

@@ -113,8 +113,8 @@ func (p *controlPlane) startLocked(ctx context.Context) error {
 	return nil
 }
 
-// proxyConfig returns the workload's ProxyConfig. While the control plane is stopped, it returns the ProxyConfig from
-// before.
+// proxyConfig returns the merged ProxyConfigs of a workload with these labels. While the control plane is stopped, it
+// uses the server that served most recently. It returns nil if none has served yet.
 func (p *controlPlane) proxyConfig(namespace string, labels map[string]string) *networkingbeta.ProxyConfig {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -124,8 +124,8 @@ func (p *controlPlane) proxyConfig(namespace string, labels map[string]string) *
 	return p.lastServing.ProxyConfig(namespace, labels)
 }
 
-// bootstrap returns the workload's bootstrap patch, which EnvoyFilters specify. While the control plane is stopped, it
-// returns the patch from before.
+// bootstrap returns the patch that EnvoyFilters specify for the workload's bootstrap. While the control plane is
+// stopped, it uses the server that served most recently. It returns nil if none has served yet.
 func (p *controlPlane) bootstrap(w *topology.Workload) ([]byte, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -254,7 +254,8 @@ func (p *controlPlane) reportProblems(server *controlplane.Server) {
 	p.reported, p.current = now, problems
 }
 
-// status returns the state of the control plane and its clients, as two parts of the mesh's status.
+// status returns the state of the control plane, and the server's own report with its clients. The report is empty
+// while the control plane is stopped.
 func (p *controlPlane) status() (ControlPlaneStatus, controlplane.Status) {
 	p.mu.Lock()
 	server := p.server

@@ -64,8 +64,9 @@ func (m *Mesh) startControlPlane(ctx context.Context) error {
 // serviceAddresses is the range of virtual service addresses: a part of 240.0.0.0/4, which hosts do not use.
 var serviceAddresses = netip.PrefixFrom(netip.AddrFrom4([4]byte{240, 0, 0, 0}), 5)
 
-// virtualAddresses returns the range of virtual addresses. A sidecar uses this destination address of a captured
-// connection to find the service. Without capture, the result is the zero Prefix.
+// virtualAddresses returns the range of the services' virtual addresses. A sidecar finds the service of a captured
+// connection by the virtual address to which the application connected. Without capture, the result is the zero
+// Prefix.
 func (m *Mesh) virtualAddresses() netip.Prefix {
 	if m.placement.Captured() {
 		return serviceAddresses

@@ -40,8 +40,8 @@ var (
 	agentPages = []string{"debug/certz"}
 )
 
-// serveWorkload returns a handler that forwards pages of a workload's Envoy or agent. host selects one of the unix
-// sockets.
+// serveWorkload returns a handler that forwards requests for the listed pages to a workload's Envoy or agent. host is
+// adminHost or controlHost, which selects the unix socket.
 func (m *Mesh) serveWorkload(pages []string, host string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		page := r.PathValue("page")
@@ -78,6 +78,6 @@ func (m *Mesh) findRunner(name string) (*instanceRunner, error) {
 	return nil, errors.New("mesh " + m.Name() + " has no workload instance \"" + name + "\": `pilotfish status` lists the instances")
 }
 
-// HTTP returns an HTTP client of the control socket. With any host in the URL, it serves the control plane's debug
-// pages. Under /workloads/NAME/envoy and /workloads/NAME/agent, it serves the pages of Envoy and the agent.
+// HTTP returns an HTTP client of the control socket. It ignores the host of a URL. Paths under /debug/ are the control
+// plane's debug pages. Paths under /workloads/NAME/envoy and /workloads/NAME/agent are pages of Envoy and the agent.
 func (c *Client) HTTP() *http.Client { return c.http }

@@ -112,9 +112,9 @@ func (r *dnsForwarder) answerLocally(question *dns.Msg) *dns.Msg {
 	return answer
 }
 
-// isMeshName reports whether this machine's resolvers cannot know the name, because it is in cluster.local, or is the
-// machine's name with a search domain appended. Proxies query names with search domains appended. If such a query were
-// forwarded while no resolver is reachable, the whole lookup would fail.
+// isMeshName reports whether this machine's resolvers cannot know name, because it is in cluster.local, or is HostName
+// with a search domain appended. Proxies query names with search domains appended. If such a query were forwarded
+// while no resolver is reachable, the whole lookup would fail.
 func isMeshName(name string) bool {
 	name = dns.CanonicalName(name)
 	return dns.IsSubDomain("cluster.local.", name) || strings.HasPrefix(name, HostName+".") && name != HostName+"."
@@ -145,7 +145,7 @@ func forwardQuery(network string, question *dns.Msg) (*dns.Msg, error) {
 	return nil, err
 }
 
-// lookup resolves a name as the workload's application would.
+// lookup returns the IPv4 addresses of host, as the instance's application would resolve it.
 func (sb *sandbox) lookup(ctx context.Context, host string) ([]string, error) {
 	for _, name := range sb.dnsConfig.NameList(host) {
 		answer, err := sb.query(ctx, name)

@@ -29,8 +29,8 @@ func absolutePaths(paths ...string) []string {
 	return out
 }
 
-// endpointPolicy returns the policy of the topology. It also allows gateways to connect to the loopback addresses of
-// this mesh's workloads.
+// endpointPolicy returns EndpointPolicy for this mesh. Without capture, the policy also allows endpoints in the mesh's
+// own loopback network.
 func (m *Mesh) endpointPolicy() registry.EndpointPolicy {
 	p := EndpointPolicy(m.cfg.Topology, m.cfg.RuntimeDir, m.cfg.StateDir, m.cfg.AllowUnix)
 	if !m.placement.Captured() {

@@ -106,7 +106,8 @@ func (c *Client) Exec(ctx context.Context, instance string, args, environ []stri
 	return execProgram(args, env)
 }
 
-// inOtherUserNamespace reports whether a process is not in the user namespace of this process.
+// inOtherUserNamespace reports whether process pid is in another user namespace than this process. It returns false if
+// the namespaces cannot be read.
 func inOtherUserNamespace(pid int) bool {
 	theirs, err := os.Readlink(procFile(pid, "ns/user"))
 	ours, ourErr := os.Readlink("/proc/self/ns/user")
@@ -136,7 +137,8 @@ func execProgram(args, env []string) error {
 	return newExecError(replaceProcess(path, args, env))
 }
 
-// locateProgram returns the path of a command's program. The path contains a slash.
+// locateProgram returns the path of the program args[0]. The path contains a slash, so no later step searches PATH
+// again.
 func locateProgram(args, env []string) (string, error) {
 	path, err := findProgram(command{Args: args, Env: env})
 	if err == nil && !filepath.IsAbs(path) && strings.Contains(path, "/") {

@@ -10,8 +10,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/netns"
 )
 
-// joinProcess moves the calling thread, which stays locked, to the network and mount namespaces of a process, and
-// limits the capabilities of the program that replaces this process.
+// joinProcess moves the calling thread to the network and mount namespaces of process in.PID, changes to dir, and
+// limits the capabilities of the program that will replace this process. The thread stays locked to its goroutine.
 func joinProcess(in execTarget, dir string) error {
 	runtime.LockOSThread()
 	for _, ns := range []struct {

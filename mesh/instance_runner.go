@@ -249,8 +249,8 @@ func (r *instanceRunner) observeApp(ctx context.Context) observation {
 	return seen
 }
 
-// hasAppFailed reports whether an application with ports has exited and is not restarted. An application without ports
-// that exits counts as a completed task.
+// hasAppFailed reports whether the application failed, or exited although it has ports, and is not restarted. An
+// application without ports that exits with status 0 counts as a completed task.
 func (r *instanceRunner) hasAppFailed(state ProcessState) bool {
 	return state == ProcessFailed || (state == ProcessEnded && len(r.instance.Workload.Ports) > 0)
 }
@@ -306,8 +306,8 @@ func (r *instanceRunner) reportLate(reasons []string) bool {
 	return now
 }
 
-// state returns whether the instance is ready, and otherwise the reasons. hopeless reports whether the instance will
-// not become ready soon.
+// state reports whether the instance is ready. If it is not ready, reasons contains the reasons, and hopeless reports
+// whether it will not become ready soon.
 func (r *instanceRunner) state() (ready bool, reasons []string, hopeless bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
-// loopbackForwarders forwards connections to an application that listens only on loopback or IPv6. Without it, the
-// sidecar could not reach the application, because it connects to the instance's own IPv4 address. Only ports in the
+// loopbackForwarders forwards connections to an application that listens only on loopback or IPv6. The sidecar
+// connects to the instance's own IPv4 address, so it could not reach the application otherwise. Only ports in the
 // topology are forwarded. Other loopback ports remain private.
 type loopbackForwarders struct {
 	sandbox      *sandbox

@@ -263,9 +263,9 @@ func (m *Mesh) killStragglers() {
 }
 
 // logKilled logs the processes that had to be killed. It logs program names, so that the user recognizes the processes.
-func (m *Mesh) logKilled(programs []string, that string) {
+func (m *Mesh) logKilled(programs []string, cause string) {
 	if len(programs) > 0 {
-		m.logf("ended processes that %s (%d): %s", that, len(programs), strings.Join(slices.Compact(slices.Sorted(slices.Values(programs))), ", "))
+		m.logf("ended processes that %s (%d): %s", cause, len(programs), strings.Join(slices.Compact(slices.Sorted(slices.Values(programs))), ", "))
 	}
 }
 

@@ -64,7 +64,7 @@ func (p addressPlan) assignAddresses(t *topology.Topology) []*topology.Instance 
 }
 
 // resolvConf returns an application's resolv.conf. Its name server is the bridge, which forwards the queries that the
-// agent does not answer. Its search domains are those that a pod has.
+// agent does not answer. Its search domains are those of a pod in the workload's namespace, followed by search.
 func (p addressPlan) resolvConf(w *topology.Workload, search []string) string {
 	nameserver, _ := p.bridgeAddresses()
 	domains := w.Namespace + ".svc.cluster.local svc.cluster.local cluster.local"

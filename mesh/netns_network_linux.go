@@ -185,7 +185,7 @@ func (p *capturedPlacement) Release() error {
 	return errors.Join(errs...)
 }
 
-// Attach creates the instance's sandbox and installs the redirection rules.
+// Attach creates the instance's sandbox. It installs the redirection rules unless the instance is a gateway.
 func (p *capturedPlacement) Attach(i *topology.Instance) (Attachment, error) {
 	sb, err := p.newSandbox(i)
 	if err != nil {
@@ -239,7 +239,7 @@ func (p *capturedPlacement) newSandbox(i *topology.Instance) (*sandbox, error) {
 	// Nscd would return results of the machine's own resolver.
 	sb.isolation.Hide = []string{"/run/nscd", "/var/run/nscd"}
 	if sb.dnsConfig, err = dns.ClientConfigFromFile(sb.isolation.Files[resolvConfPath]); err != nil {
-		return nil, fmt.Errorf("the resolver of workload %s: %w", i.Name, err)
+		return nil, fmt.Errorf("reading the resolver configuration of workload %s: %w", i.Name, err)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -252,8 +252,8 @@ const (
 	nsswitchPath   = "/etc/nsswitch.conf"
 )
 
-// writeFiles writes the files that replace the machine's files in the sandbox of an instance. The result maps paths in
-// the sandbox to them.
+// writeFiles writes the files that replace the machine's files in the sandbox of an instance. The result maps each
+// path in the sandbox to the file that replaces it.
 func (p *capturedPlacement) writeFiles(i *topology.Instance) (map[string]string, error) {
 	var search []string
 	if own, err := dns.ClientConfigFromFile(resolvConfPath); err == nil {

@@ -27,7 +27,8 @@ type Resources struct {
 	// agent's environment.
 	Agent   []string
 	Environ []string
-	// Dir is a directory for files. The network creates it when it needs it. The mesh removes it when it stops.
+	// Dir is a directory for files. The network creates the directory if it needs files. The mesh removes the
+	// directory when the mesh stops.
 	Dir string
 	// Logf logs a message for the user.
 	Logf func(format string, args ...any)
@@ -170,8 +171,8 @@ func (p *loopbackPlacement) Attach(i *topology.Instance) (Attachment, error) {
 	return Attachment{AppEnv: app, AgentEnv: agent, Dial: p.Dial, Check: func() error { return checkPorts(i) }}, nil
 }
 
-// checkPorts detects ports in use before the start, because its error is clearer than that of the process that would
-// fail. Envoy would even share a port with another Envoy without an error.
+// checkPorts returns an error if a port of the instance is in use. This error is clearer than the error of a process
+// that cannot listen. Envoy would even share a port with another Envoy without an error.
 func checkPorts(i *topology.Instance) error {
 	for _, address := range listenAddresses(i) {
 		if err := checkPort(address); err != nil {

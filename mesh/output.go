@@ -64,7 +64,7 @@ func (l *lineWriter) finish() {
 	}
 }
 
-// flush emits a last line without a newline.
+// flush emits the last line if no newline follows it.
 func (l *lineWriter) flush() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -79,7 +79,7 @@ func (l *lineWriter) last() []string {
 	return append([]string(nil), l.tail...)
 }
 
-// copyLines reads until the end of the output or an error.
+// copyLines copies r to l until the end of r or a read error, and flushes l.
 func copyLines(r io.Reader, l *lineWriter) {
 	_, _ = io.CopyBuffer(struct{ io.Writer }{l}, r, make([]byte, 16<<10))
 	l.flush()

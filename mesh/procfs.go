@@ -86,8 +86,8 @@ func processIDs() []int {
 	return pids
 }
 
-// parentsOfProgram returns the processes whose program has this base name. The result maps their process IDs to those
-// of their parents.
+// parentsOfProgram finds the processes whose program has the base name name. The result maps the ID of each such
+// process's parent to the ID of the process.
 func parentsOfProgram(name string) map[int]int {
 	found := map[int]int{}
 	for _, pid := range processIDs() {
@@ -106,8 +106,8 @@ func parentsOfProgram(name string) map[int]int {
 	return found
 }
 
-// processesWithVariable returns the processes whose environment contains the assignment. It finds only processes whose
-// environment this user may read.
+// processesWithVariable returns the other processes whose environment contains assignment (NAME=value). It finds only
+// processes whose environment this user may read.
 func processesWithVariable(assignment string) []int {
 	var found []int
 	for _, pid := range processIDs() {

@@ -45,8 +45,8 @@ func (m *Mesh) waitUntil(ctx context.Context, check func() (bool, error)) error 
 }
 
 // WaitReady waits until every instance is ready and all proxies are synchronized. It returns an error with all reasons
-// when the mesh has ended, or when no unready instance can become ready soon. An instance cannot if one of its
-// processes failed and is not restarted, or if its startupTimeout has passed.
+// when the mesh has ended, or when no unready instance can become ready soon. An instance cannot become ready soon if
+// one of its processes failed and is not restarted, or if its startupTimeout has passed.
 func (m *Mesh) WaitReady(ctx context.Context) error {
 	err := m.waitUntil(ctx, func() (bool, error) {
 		var pending []string

@@ -8,8 +8,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
-// redirectionArgs returns the agent's command `iptables` for a workload. Its flags are a pod's defaults, changed by the
-// workload's annotations.
+// redirectionArgs returns the arguments of the agent that run its command `iptables` for w. The flags are a pod's
+// defaults, changed by the workload's annotations.
 func redirectionArgs(w *topology.Workload) []string {
 	values := map[string]string{
 		"--istio-service-cidr": "*", "--istio-inbound-ports": "*",

@@ -25,7 +25,7 @@ func withRemedy(err error) error {
 	return err
 }
 
-// bindRemedy returns a remedy if a line of text reports that an address is in use, and "" otherwise. The usual cause is
+// bindRemedy returns a remedy if one of lines reports that an address is in use, and "" otherwise. The usual cause is
 // the instance's own application, which listens on all addresses.
 func bindRemedy(i *topology.Instance, lines ...string) string {
 	for _, line := range lines {

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// runVariable is set in the environment of every process of a run. Descendants inherit it. It therefore identifies even
-// those that left their process group.
+// runVariable is set in the environment of every process of a run. Descendants inherit it. The variable therefore
+// identifies even descendants that left their process group.
 const runVariable = "PILOTFISH_RUN"
 
 // runRecord is the record of a run's processes on disk. If the run is killed, the next run uses it to identify and kill
@@ -123,7 +123,7 @@ func (r recordedRun) kill() (programs []string, err error) {
 }
 
 // running returns the start times of the run's running processes. A process that is exiting has no command line and no
-// environment any more, but may still hold a port.
+// environment any more, but may still listen on a port. An empty command line therefore matches the record.
 func (r recordedRun) running() map[int]uint64 {
 	found := map[int]uint64{}
 	for _, p := range r.Processes {

@@ -113,8 +113,8 @@ func (s *sidecarFiles) renewToken() error {
 	return writeFile(filepath.Join(s.dir, tokenPath), []byte(token), 0o600)
 }
 
-// withProxyDefaults returns the user's mesh configuration, with defaults that are suitable for many proxies on one
-// machine.
+// withProxyDefaults returns a copy of m with defaults for many proxies on one machine: one worker thread and a short
+// drain, unless the user has set them.
 func withProxyDefaults(m *meshconfig.MeshConfig) *meshconfig.MeshConfig {
 	m = proto.Clone(m).(*meshconfig.MeshConfig)
 	if m.DefaultConfig == nil {
@@ -197,10 +197,10 @@ func (m *Mesh) agentEnv(i *topology.Instance, at Attachment) ([]string, error) {
 
 // proxyConfigEnv returns the variables that ProxyConfigs specify. The mesh's own variables override them.
 func (m *Mesh) proxyConfigEnv(i *topology.Instance) []string {
-	of := m.lookupProxyConfig(i).GetEnvironmentVariables()
+	variables := m.lookupProxyConfig(i).GetEnvironmentVariables()
 	var env []string
-	for _, name := range slices.Sorted(maps.Keys(of)) {
-		env = append(env, name+"="+of[name])
+	for _, name := range slices.Sorted(maps.Keys(variables)) {
+		env = append(env, name+"="+variables[name])
 	}
 	return env
 }
@@ -255,7 +255,8 @@ func (m *Mesh) inheritedEnv() []string {
 	return env
 }
 
-// podPorts returns the workload's ports in the form of a pod's metadata. They are for Services with a named targetPort.
+// podPorts returns the workload's ports as JSON, as in Istio's node metadata POD_PORTS. The control plane resolves
+// named targetPorts of Services with it.
 func podPorts(w *topology.Workload) (string, error) {
 	type containerPort struct {
 		Name          string `json:"name"`

@@ -119,7 +119,7 @@ func configStatus(i *topology.Instance, clients []xds.ClientStatus, running bool
 	return ConfigStatus{State: ConfigDisconnected, Reason: "the proxy is not connected to the control plane"}
 }
 
-// addRemedies adds remedies to rejected configuration.
+// addRemedies adds a remedy to each rejection by a sidecar whose reason is an address in use.
 func addRemedies(i *topology.Instance, s ConfigStatus) ConfigStatus {
 	for n := range s.Rejected {
 		if i.Workload.Type != topology.Gateway {

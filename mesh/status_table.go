@@ -147,7 +147,7 @@ func (i InstanceStatus) writeNotes(out *strings.Builder) {
 	}
 }
 
-// writeTail writes the last output lines of an ended process whose instance is not ready.
+// writeTail writes the last output lines of a process that ended with a failure, unless the instance is ready.
 func (i InstanceStatus) writeTail(out *strings.Builder, p *ProcessStatus) {
 	if i.Ready || p.LastExit.IsClean() {
 		return

@@ -169,7 +169,8 @@ func (s *supervisedProcess) shouldRestart(exit Exit) bool {
 	return true
 }
 
-// waitForRestart waits until a user requests a restart. It is called for a process that is not restarted automatically.
+// waitForRestart waits until a user requests a restart. It is called for a process that is not restarted
+// automatically. It returns false if ctx ends before.
 func (s *supervisedProcess) waitForRestart(ctx context.Context) bool {
 	select {
 	case <-ctx.Done():

@@ -13,9 +13,9 @@ import (
 const udpPollInterval = 200 * time.Millisecond
 
 // forwardUDP updates the UDP forwarding rules of every instance when the endpoints of services change, until ctx ends.
-// Instances whose annotations exclude outbound connections from redirection have rules for TCP, too. These connections
-// have the addresses of services, which no machine has.
-// While the control plane is stopped, the last rules remain in effect.
+// Instances whose annotations exclude outbound connections from redirection have rules for TCP, too. Such connections
+// go to destinations that no machine has, so the rules must replace them. While the control plane
+// is stopped, the last rules remain in effect.
 func (m *Mesh) forwardUDP(ctx context.Context) {
 	ticker := time.NewTicker(udpPollInterval)
 	defer ticker.Stop()

@@ -117,8 +117,8 @@ func deleteStaleFlows(n *netns.Namespace, before, ports []controlplane.Forwarded
 	return nil
 }
 
-// staleFlows matches UDP flows to services whose current destination is no valid endpoint. It maps services to their
-// valid endpoints.
+// staleFlows matches the UDP flows to a service whose packets no longer have a valid endpoint as destination. It maps
+// each service's address to the service's valid endpoints.
 type staleFlows map[netip.AddrPort]map[netip.AddrPort]bool
 
 // MatchConntrackFlow reports whether a flow must be deleted.

@@ -21,8 +21,8 @@ import (
 
 // A captured mesh of a user other than root runs in a user namespace. Its process stays in the machine's own network,
 // with the user's permissions, so that published ports and connections to outside work as for root. The user namespace
-// owns the network namespaces that the process creates. It contains the user's own IDs and the proxies' group. The
-// kernel grants that group only to users with a range in /etc/subgid.
+// owns the network namespaces that the process creates. It contains the user's own IDs and the proxies' group.
+// newgidmap maps that group only for users with a range in /etc/subgid.
 
 // meshCapabilities are the capabilities of the mesh's process within its user namespace. Workloads have none of them.
 var meshCapabilities = []uintptr{
@@ -72,8 +72,8 @@ func runInUserNamespace() (status int, err error) {
 	return waitWithSignals(cmd, signals)
 }
 
-// userNamespaceCommand returns a command that starts in a user namespace. The command waits for a line from the file
-// before it runs the program.
+// userNamespaceCommand returns a command that starts in a user namespace. The command reads a line from the pipe line
+// before it runs args.
 func userNamespaceCommand(args []string, line *os.File) *exec.Cmd {
 	cmd := exec.Command("/bin/sh", append([]string{"-c", waitScript, "sh"}, args...)...) // #nosec G204 -- ourselves
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = os.Stdin, os.Stdout, os.Stderr, []*os.File{line}

@@ -14,8 +14,8 @@ const (
 	syncInterval = 10 * time.Millisecond
 )
 
-// waitSynced waits until the configuration of all proxies contains all ready instances. That is slightly later than the
-// readiness of the instances.
+// waitSynced waits until the configuration of all proxies contains all ready instances, or until syncTimeout has
+// passed. The configuration is complete slightly later than the instances are ready.
 func (m *Mesh) waitSynced(ctx context.Context) error {
 	limit := time.NewTimer(syncTimeout)
 	defer limit.Stop()
@@ -33,7 +33,8 @@ func (m *Mesh) waitSynced(ctx context.Context) error {
 	return nil
 }
 
-// isSynced reports whether every proxy has acknowledged the control plane's newest configuration.
+// isSynced reports whether every proxy has acknowledged the control plane's newest configuration. It returns true
+// while the control plane is not running.
 func (m *Mesh) isSynced() bool {
 	p := m.currentControlPlane()
 	if p == nil {

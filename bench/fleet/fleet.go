@@ -172,14 +172,14 @@ func (f *Fleet) Expect(sign Sign, _ *Report) error {
 }
 
 // Await waits until all clients have received the marker and no further responses arrive. It reports the times since
-// the moment in since, which is in nanoseconds since 1970.
-func (f *Fleet) Await(since int64, report *Report) error {
-	return f.await(time.Unix(0, since), 500*time.Millisecond, func(c *client) time.Time { return c.marked }, report)
+// start, which is in nanoseconds since 1970.
+func (f *Fleet) Await(start int64, report *Report) error {
+	return f.await(time.Unix(0, start), 500*time.Millisecond, func(c *client) time.Time { return c.marked }, report)
 }
 
 // AwaitAny is like Await, but waits for any response instead of the marker.
-func (f *Fleet) AwaitAny(since int64, report *Report) error {
-	return f.await(time.Unix(0, since), 500*time.Millisecond, func(c *client) time.Time { return c.latest }, report)
+func (f *Fleet) AwaitAny(start int64, report *Report) error {
+	return f.await(time.Unix(0, start), 500*time.Millisecond, func(c *client) time.Time { return c.latest }, report)
 }
 
 func (f *Fleet) await(since time.Time, quiet time.Duration, done func(*client) time.Time, report *Report) error {

@@ -100,8 +100,8 @@ func (s *Settings) Options(p *agentapi.Pod, addresses []netip.Addr) (iptables.Op
 	return o, o.Validate()
 }
 
-// isReplaced reports whether the pod has another annotation that replaces this deprecated one. The deprecated one is
-// then not read.
+// isReplaced reports whether annotation is kubevirtKey and the pod has rerouteKey, which replaces it. The deprecated
+// annotation is then not read.
 func isReplaced(p *agentapi.Pod, annotation string) bool {
 	_, set := p.Metadata.Annotations[rerouteKey]
 	return annotation == kubevirtKey && set

@@ -49,8 +49,8 @@ func (f *conflictDetector) shouldLog(now time.Time) bool {
 	return true
 }
 
-// describeOpponent names the program that probably rewrites the configuration, and the remedy. It concludes from the
-// plugins in the configuration which program that is.
+// describeOpponent names the program that probably rewrites the configuration, and the remedy. It derives the program
+// from the plugins in the configuration.
 func describeOpponent(n *network) string {
 	if n == nil {
 		return "the primary CNI plugin of this node; check which program writes to the directory"

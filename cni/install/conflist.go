@@ -176,8 +176,8 @@ func sameJSON(a, b map[string]any) bool {
 	return json.Unmarshal(one, &x) == nil && json.Unmarshal(two, &y) == nil && reflect.DeepEqual(x, y)
 }
 
-// listVersion returns the CNI version for a list that replaces a configuration with this version. It is the same
-// version, or oldestList if that version does not support lists.
+// listVersion returns the CNI version of the list that replaces the configuration of a single plugin: version, or
+// oldestList if version does not support lists.
 func listVersion(version any) string {
 	text, _ := version.(string)
 	parts := strings.Split(text, ".")
@@ -205,8 +205,8 @@ func marshal(fields map[string]any) ([]byte, error) {
 var errNoNetwork = errors.New("no primary CNI plugin has written its configuration yet")
 
 // primary returns the configuration of the primary network, which container runtimes use: the first readable file by
-// name that contains a plugin other than pilotfish's. If name is set, primary returns the file with that name, or the
-// one with the other extension (.conflist or .conf).
+// name that contains a plugin other than pilotfish's. If name is set, primary returns the file called name, or the
+// file whose name has the other extension (.conflist or .conf).
 func primary(dir, name string) (*network, error) {
 	if name != "" {
 		n, err := readNetwork(filepath.Join(dir, name))
@@ -303,8 +303,8 @@ func readNetwork(path string) (*network, error) {
 // errShadowed reports that container runtimes may not use the configuration file that contains the plugin.
 var errShadowed = errors.New("container runtimes may not use the CNI configuration that contains the plugin")
 
-// checkShadowing returns an error if the name of an unreadable file precedes that of the primary network's file.
-// Container runtimes treat such a file in different ways.
+// checkShadowing returns an error if an unreadable file sorts before the primary network's file. Container runtimes
+// treat such a file in different ways.
 func checkShadowing(dir string) error {
 	all, broken, err := networks(dir)
 	if err != nil || broken == nil {

@@ -66,7 +66,7 @@ func (d *disk) replace(path string, from io.Reader, mode fs.FileMode, ready func
 	if err := d.fill(temp, from, mode); err != nil {
 		return fmt.Errorf("writing %s: %w", path, errors.Join(err, temp.Close()))
 	}
-	// Open until the comparison below, so that the kernel does not reuse its inode number.
+	// The temporary file stays open until the comparison below, so that the kernel does not reuse its inode number.
 	defer func() { err = errors.Join(err, temp.Close()) }()
 	written, err := temp.Stat()
 	if err != nil {

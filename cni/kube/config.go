@@ -132,7 +132,7 @@ func withoutValues(err error) error {
 	return errors.New("invalid YAML")
 }
 
-// cluster sets the fields of c from the cluster with this name.
+// cluster sets the fields of c from the kubeconfig's cluster called name.
 func (file *kubeconfig) cluster(c *Config, name, dir string) error {
 	for _, entry := range file.Clusters {
 		if entry.Name != name {
@@ -152,7 +152,7 @@ func (file *kubeconfig) cluster(c *Config, name, dir string) error {
 	return fmt.Errorf("cluster %q is not defined", name)
 }
 
-// user sets the credentials of c from the user with this name.
+// user sets the credentials of c from the kubeconfig's user called name.
 func (file *kubeconfig) user(c *Config, name, dir string) error {
 	for _, entry := range file.Users {
 		if entry.Name != name {

@@ -165,12 +165,12 @@ func (l *LastingToken) recordFailure(now time.Time, err error) {
 	}
 }
 
-// newToken requests a token of a service account that is not bound to a pod. It also returns the token's lifetime,
-// which it reads from the response, so that it is correct even if the node's clock is wrong.
-func (c *Client) newToken(ctx context.Context, of account, most time.Duration, now time.Time) (token string, life time.Duration, err error) {
+// newToken requests a token for a service account. The token is not bound to a pod. newToken also returns the token's
+// lifetime, which it reads from the response, so that it is correct even if the node's clock is wrong.
+func (c *Client) newToken(ctx context.Context, of account, maxLife time.Duration, now time.Time) (token string, life time.Duration, err error) {
 	request := map[string]any{
 		"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
-		"spec": map[string]any{"expirationSeconds": int64(most / time.Second)},
+		"spec": map[string]any{"expirationSeconds": int64(maxLife / time.Second)},
 	}
 	var response struct {
 		Spec struct {
@@ -187,7 +187,7 @@ func (c *Client) newToken(ctx context.Context, of account, most time.Duration, n
 	}
 	life = response.Status.ExpirationTimestamp.Sub(now)
 	if seconds := response.Spec.ExpirationSeconds; seconds > 0 {
-		life = time.Duration(min(seconds, int64(most/time.Second))) * time.Second
+		life = time.Duration(min(seconds, int64(maxLife/time.Second))) * time.Second
 	}
 	switch {
 	case response.Status.Token == "":
@@ -195,7 +195,7 @@ func (c *Client) newToken(ctx context.Context, of account, most time.Duration, n
 	case life <= 0:
 		return "", 0, fmt.Errorf("requesting a token for service account %s/%s: the token expired at %v", of.namespace, of.name, response.Status.ExpirationTimestamp)
 	}
-	return response.Status.Token, min(life, most), nil
+	return response.Status.Token, min(life, maxLife), nil
 }
 
 // account identifies a service account. A service account that is deleted and created again has another UID, and tokens

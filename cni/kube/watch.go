@@ -77,17 +77,17 @@ var errExpired = &StatusError{Code: http.StatusGone, Reason: "Expired"}
 func IsExpired(err error) bool { return hasCode(err, http.StatusGone) }
 
 // Watch calls each for every change of the node's pods since a resource version. It returns when the API server ends
-// the watch, which it should do after the time in most, or on an error. It returns the resource version at which the
-// next watch resumes.
-func (c *Client) Watch(ctx context.Context, node, version string, most time.Duration, each func(Event)) (string, error) {
-	// The API server should end the watch after most. The timeout is for a server that does not.
-	ctx, cancel := context.WithTimeout(ctx, most+requestTimeout)
+// the watch, which it should do after maxDuration, or on an error. It returns the resource version at which the next
+// watch resumes.
+func (c *Client) Watch(ctx context.Context, node, version string, maxDuration time.Duration, each func(Event)) (string, error) {
+	// The API server should end the watch after maxDuration. The timeout is for a server that does not.
+	ctx, cancel := context.WithTimeout(ctx, maxDuration+requestTimeout)
 	defer cancel()
 	path := podsPath(node, url.Values{
 		"watch":               {"true"},
 		"allowWatchBookmarks": {"true"},
 		"resourceVersion":     {version},
-		"timeoutSeconds":      {strconv.Itoa(int(most / time.Second))},
+		"timeoutSeconds":      {strconv.Itoa(int(maxDuration / time.Second))},
 	})
 	response, err := c.do(ctx, http.MethodGet, path, "", nil)
 	if err != nil {

@@ -35,7 +35,7 @@ var ErrNoSuchPod = errors.New("no such pod")
 type API interface {
 	Pod(ctx context.Context, namespace, name string) (*agentapi.Pod, error)
 	Pods(ctx context.Context, node string) ([]agentapi.Pod, string, error)
-	Watch(ctx context.Context, node, version string, most time.Duration, each func(kube.Event)) (string, error)
+	Watch(ctx context.Context, node, version string, maxDuration time.Duration, each func(kube.Event)) (string, error)
 }
 
 // CacheConfig is the configuration of a Cache.

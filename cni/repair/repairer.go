@@ -18,8 +18,8 @@ import (
 // maxTries limits how often the repairer tries an action on one sandbox if the action fails.
 const maxTries = 5
 
-// maxUnseen is the number of checks that do not find a running pod's sandbox after which the repairer reports this.
-// After fewer checks, the reason may be that the pod has terminated in the meantime.
+// maxUnseen is the number of consecutive checks without a sandbox after which the repairer reports a running pod.
+// After fewer checks, the pod may just have terminated.
 const maxUnseen = 3
 
 // Repairer checks and repairs the pods of the node.
@@ -117,10 +117,10 @@ func (r *Repairer) Sweep(ctx context.Context) {
 	r.lookAt(ctx, nil)
 }
 
-// lookAt checks the pods whose names are in only, or all pods if only is nil.
-func (r *Repairer) lookAt(ctx context.Context, only map[string]bool) {
+// lookAt checks the pods whose names are in selected, or all pods if selected is nil.
+func (r *Repairer) lookAt(ctx context.Context, selected map[string]bool) {
 	pods := r.due()
-	if len(pods) == 0 || only != nil && !slices.ContainsFunc(pods, func(p *agentapi.Pod) bool { return only[name(p)] }) {
+	if len(pods) == 0 || selected != nil && !slices.ContainsFunc(pods, func(p *agentapi.Pod) bool { return selected[name(p)] }) {
 		r.removeStale(pods)
 		return
 	}
@@ -128,7 +128,7 @@ func (r *Repairer) lookAt(ctx context.Context, only map[string]bool) {
 	if err != nil {
 		r.config.Logger.Error("cannot check the redirection of running pods", "error", err)
 		for _, p := range pods {
-			if only == nil || only[name(p)] {
+			if selected == nil || selected[name(p)] {
 				r.recordState(p, CheckResult{State: Unknown, Differences: []string{err.Error()}})
 			}
 		}
@@ -139,7 +139,7 @@ func (r *Repairer) lookAt(ctx context.Context, only map[string]bool) {
 		if ctx.Err() != nil {
 			return
 		}
-		if only == nil || only[name(p)] {
+		if selected == nil || selected[name(p)] {
 			r.look(ctx, p, processes)
 		}
 	}

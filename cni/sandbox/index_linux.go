@@ -129,10 +129,10 @@ func (x *Index) podOf(pid int) string {
 	return podUID(text)
 }
 
-// Find opens the network namespace of a pod: that of one of the pod's processes, if it has the pod's IP address. uids
-// contains the UIDs that the names of the pod's cgroups may contain. If no process matches, Find opens hint, the path
-// that the runtime passed to the plugin. hint may be "". If two namespaces match, Find returns an error, because a user
-// who can create cgroups on the node can imitate a pod's cgroup.
+// Find opens the network namespace of a pod. It searches the namespaces of the pod's processes for one with the pod's
+// IP address. uids contains the UIDs that the names of the pod's cgroups may contain. If no process matches, Find
+// opens hint, the path that the runtime passed to the plugin. hint may be "". If two namespaces match, Find returns an
+// error, because a user who can create cgroups on the node can imitate a pod's cgroup.
 func (x *Index) Find(p *agentapi.Pod, uids []string, hint string) (*Sandbox, error) {
 	var found *candidate
 	var errs []error

@@ -83,8 +83,8 @@ func removeIfUnused(c Call) {
 }
 
 // CountReferences returns the number of entries in libcni's result cache whose sandbox references the plugin. For
-// these, the runtime will run the plugin for DEL. It does not count the sandbox with the container ID but.
-func CountReferences(results, plugin, but string) (int, error) {
+// these, the runtime will run the plugin for DEL. It does not count the sandbox whose container ID is excluded.
+func CountReferences(results, plugin, excluded string) (int, error) {
 	entries, err := os.ReadDir(results)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
@@ -104,7 +104,7 @@ func CountReferences(results, plugin, but string) (int, error) {
 		if err != nil {
 			return count, err
 		}
-		if references && (but == "" || containerID != but) {
+		if references && (excluded == "" || containerID != excluded) {
 			count++
 		}
 	}

@@ -175,7 +175,7 @@ func (b *lockedBackend) applyIPTables(ctx context.Context, rules *iptables.RuleS
 	return nil
 }
 
-// restoreState installs the rules again that a back end had before.
+// restoreState installs before, the rules that b had earlier. If before contains none, it removes our rules.
 func restoreState(ctx context.Context, b iptables.Backend, before *iptables.Installed) error {
 	if before.Rules == nil {
 		return b.Clean(ctx)

@@ -153,7 +153,7 @@ func deletion(flow []byte, stale Stale) (data []byte, is bool) {
 	return append([]byte{flow[0], unix.NFNETLINK_V0, 0, 0}, body...), err == nil
 }
 
-// nestedAttribute returns the content of a nested attribute.
+// nestedAttribute returns the content of the first attribute of this kind in data, or nil if there is none.
 func nestedAttribute(data []byte, kind uint16) []byte {
 	attrs, err := netlink.UnmarshalAttributes(data)
 	if err != nil {

@@ -64,17 +64,17 @@ func (s Span) Prefixes() []netip.Prefix {
 	}
 }
 
-// maxPrefix returns the largest prefix whose first address is from and whose last address is not after to.
-func maxPrefix(from, to netip.Addr) netip.Prefix {
-	bits := from.BitLen()
+// maxPrefix returns the largest prefix that begins at first and does not exceed last.
+func maxPrefix(first, last netip.Addr) netip.Prefix {
+	bits := first.BitLen()
 	for bits > 0 {
-		p := netip.PrefixFrom(from, bits-1)
-		if p.Masked().Addr() != from || to.Less(lastAddress(p)) {
+		p := netip.PrefixFrom(first, bits-1)
+		if p.Masked().Addr() != first || last.Less(lastAddress(p)) {
 			break
 		}
 		bits--
 	}
-	return netip.PrefixFrom(from, bits)
+	return netip.PrefixFrom(first, bits)
 }
 
 // lastAddress returns the last address of a prefix.

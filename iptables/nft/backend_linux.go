@@ -87,7 +87,7 @@ func (b *Backend) replace(c *conn, rules *iptables.RuleSet) (before *iptables.Ru
 	})
 }
 
-// restore installs the rules again that replace returned.
+// restore installs before, the rules that replace returned. If before is nil, it removes our table.
 func (b *Backend) restore(c *conn, before *iptables.RuleSet) error {
 	err := b.transact(c, "restore the rules", func(old *state) (*batch, error) {
 		next := newBatch(old.generation)
@@ -105,8 +105,8 @@ func (b *Backend) restore(c *conn, before *iptables.RuleSet) error {
 	return nil
 }
 
-// transact reads the current state, builds a batch from it and commits the batch. If another process has changed rules
-// in between, it repeats this.
+// transact reads the current state, builds a batch from it and commits the batch. If another process changed rules in
+// the meantime, it starts again, up to maxAttempts times.
 func (b *Backend) transact(c *conn, step string, make func(*state) (*batch, error)) error {
 	for range maxAttempts {
 		old, err := c.readState(true)

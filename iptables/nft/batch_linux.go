@@ -52,7 +52,7 @@ func (b *batch) end(at int) {
 	binary.NativeEndian.PutUint32(b.out[at:], uint32(len(b.out)-at))
 }
 
-// message starts a message about an object, and returns its offset.
+// message starts a message about the object about, and returns the offset of the message.
 func (b *batch) message(kind, flags uint16, about part) (at int) {
 	b.parts = append(b.parts, about)
 	return b.begin(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, unix.NFPROTO_INET, 0)
@@ -201,7 +201,8 @@ func (b *batch) ruleOf(chain string, table iptables.Table, r iptables.Rule) erro
 	return nil
 }
 
-// expressions writes the expressions of a rule. It adds sets to which they refer to the batch, before the rule.
+// expressions writes the expressions of a rule. The sets to which they refer are separate messages, which precede the
+// message of the rule.
 func (b *batch) expressions(table iptables.Table, r iptables.Rule, v iptables.Verdict) error {
 	b.body.restart()
 	c := conditions{&b.body, b}

@@ -89,8 +89,8 @@ func (c *conn) commit(b *batch) error {
 					about := b.parts[r.Sequence-first-1]
 					what = about.what + " " + about.name
 				}
-				// The missing object is an expression or a chain type, because all other objects exist to which a batch
-				// refers.
+				// The missing object is an expression or a chain type, because all other objects to which a batch
+				// refers exist.
 				if errno == unix.ENOENT {
 					return describedKey(what, fmt.Errorf("%w: %w", ErrUnsupported, errno))
 				}

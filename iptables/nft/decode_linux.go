@@ -287,7 +287,8 @@ func (d *decoder) setVerdict(v iptables.Verdict) error {
 	return nil
 }
 
-// constant returns the constant number in the register.
+// constant returns the constant in the register. It returns false if the register contains no constant of at least
+// size bytes.
 func (d *decoder) constant(size int) ([]byte, bool) {
 	x, ok := d.register.(*expr.Immediate)
 	if !ok || len(x.Data) < size || d.mask != nil {

@@ -143,8 +143,8 @@ func isPort(p expr.Payload) bool {
 	return p.Base == expr.PayloadBaseTransportHeader && p.Offset == 2 && p.Len == 2
 }
 
-// destination returns the address in a comparison of the destination address. If the prefix length is a multiple of 8,
-// nft compares only the leading bytes. The other bytes are then zero.
+// destination returns the address value if p loads the destination address, and false otherwise. If the prefix length
+// is a multiple of 8, nft compares only the leading bytes. The other bytes are then zero.
 func destination(p expr.Payload, value []byte) (a netip.Addr, ok bool) {
 	size := map[uint32]int{16: 4, 24: 16}[p.Offset]
 	if p.Base != expr.PayloadBaseNetworkHeader || len(value) == 0 || len(value) > size {

@@ -61,7 +61,7 @@ func (s *state) chain(name string) *kernelChain {
 // the namespace meanwhile.
 const maxAttempts = 20
 
-// readState reads a consistent snapshot of our table.
+// readState reads a consistent snapshot of our table. If full is not set, it omits rules and elements of sets.
 func (c *conn) readState(full bool) (*state, error) {
 	for range maxAttempts {
 		s, err := c.readStateOnce(full)

@@ -15,8 +15,8 @@ import (
 
 // replyTracker records whether conntrack recognizes the replies to datagrams that left the namespace.
 type replyTracker struct {
-	// The destination ports of replies: known contains those of replies that conntrack recognizes as replies, and
-	// unknown the others.
+	// The sets contain destination ports of replies: known if conntrack recognizes the reply as a reply, and unknown
+	// if it does not.
 	known, unknown *nftables.Set
 }
 

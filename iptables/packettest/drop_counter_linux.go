@@ -14,8 +14,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// stopInterval is the interval at which pollSets reads the sets of dropped packets.
-const stopInterval = 3 * time.Millisecond
+// pollInterval is the interval at which pollSets reads the sets of dropped packets.
+const pollInterval = 3 * time.Millisecond
 
 // egressFilter records and drops test packets that would leave the namespace through a real interface. They thus do not
 // reach a network.
@@ -101,7 +101,7 @@ func matchSource(f iptables.Families, source netip.Addr) []expr.Any {
 	}
 }
 
-// read returns the source ports and destinations of the dropped packets.
+// read returns the destinations of the dropped packets, by source port.
 func (n droppedSet) read(conn *nftables.Conn) (all map[uint16]netip.AddrPort, err error) {
 	elements, err := conn.GetSetElements(n.set)
 	if err != nil {
@@ -123,7 +123,7 @@ func (n droppedSet) read(conn *nftables.Conn) (all map[uint16]netip.AddrPort, er
 // pollSets completes the attempts whose packets were dropped by egressFilter or whose replies arrived. It returns when ctx
 // ends.
 func (s *session) pollSets(ctx context.Context) {
-	tick := time.NewTicker(stopInterval)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for ctx.Err() == nil {
 		if err := s.steering.replies.read(s.steering.conn, s.handleReply); err != nil {

@@ -17,7 +17,8 @@ import (
 // steerTable is the nftables table whose rules divert test packets to the harness's sockets.
 const steerTable = "pilotfish_packets"
 
-// afterNAT is the rules' priority. They run after destination NAT, so they see the destination that redirection set.
+// afterNAT is the priority of the rules that divert test packets. They run after destination NAT, so they see the
+// destination that redirection set.
 const afterNAT = nftables.ChainPriority(-90)
 
 // ruleSet contains the nftables rules that divert test packets for any port of the namespace to sockets of the harness.
@@ -37,8 +38,8 @@ type socketKey struct {
 	port        uint16
 }
 
-// installSteering installs the rules. ports lists the source ports of the test packets, by protocol. It must be called on
-// a thread in the namespace.
+// installSteering installs the rules. ports lists the source ports of the test packets, by protocol. answered lists
+// the source ports of datagrams to which the far end replies. It must be called on a thread in the namespace.
 func installSteering(socketKeys []socketKey, mark iptables.Mark, ports map[byte][]uint16, testedInterfaces []*testedInterface, answered []uint16) (*ruleSet, error) {
 	conn, table, err := ownedtable.Table(steerTable)
 	if err != nil {

@@ -111,14 +111,14 @@ func (w *vethPair) ingressObstacle(link *netlink.LinkAttrs) error {
 // isStrictReversePath reports whether rp_filter of the interface is strict. The kernel then drops inbound packets from
 // a source to which the route uses another interface.
 func isStrictReversePath(name string) bool {
-	most := 0
+	highest := 0
 	for _, of := range []string{"all", name} {
 		text, err := os.ReadFile("/proc/sys/net/ipv4/conf/" + of + "/rp_filter")
 		if err == nil && len(text) > 0 {
-			most = max(most, int(text[0]-'0'))
+			highest = max(highest, int(text[0]-'0'))
 		}
 	}
-	return most == 1 // 2 (loose) accepts a source if there is a route to it through any interface
+	return highest == 1 // 2 (loose) accepts a source if there is a route to it through any interface
 }
 
 // routeEgress adds an address and a policy route, so that packets from that address leave through the interface.
@@ -159,7 +159,7 @@ func (w *vethPair) routeEgress(p *testedInterface, f iptables.Families, table in
 func (w *vethPair) routeIngress(p *testedInterface) error {
 	index := w.near.Attrs().Index
 	ingress := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
-	// Another testedInterface has created it.
+	// Ignore EEXIST: another testedInterface has already created the qdisc.
 	if err := w.netlink.QdiscAdd(ingress); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("adding a tc filter for it: %w", err)
 	}

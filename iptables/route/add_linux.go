@@ -13,8 +13,8 @@ import (
 
 // missingRouting returns the changes that add the rule and the route of a family. The rule is first, as leftOver
 // requires. The kernel returns an error if an object already exists. An equal route of another program is used. An
-// equal rule of another program is not: our rule, with our protocol number, is added too, and remains if the other is
-// removed.
+// equal rule of another program is not used: our rule, which has our protocol number, is added too. It remains if the
+// other program removes its own.
 func (k *session) missingRouting(want *iptables.Routing, f family) []change {
 	what, rule := k.ruleChange(policyRule(want, f), f.name)
 	out := []change{k.addUnlessPresent(what, rule.undo, func(k *session) error { return k.addRule(want, f) },
@@ -25,7 +25,8 @@ func (k *session) missingRouting(want *iptables.Routing, f family) []change {
 }
 
 // addUnlessPresent returns a change that adds an object. If the object exists, the change calls same, which returns an
-// error if the existing object is not suitable. The undo function has an effect only if the change added the object.
+// error if the existing object differs from the wanted one. The undo function has an effect only if the change added
+// the object.
 func (k *session) addUnlessPresent(what string, undo func() error, add, same func(*session) error) change {
 	added := false
 	return change{"add " + what,
@@ -167,7 +168,7 @@ func isRoute(data []byte, table int) bool {
 	return int(data[4]) == table
 }
 
-// listed is the netlink message that describes a policy rule or a route. Its header is complete.
+// listed is the netlink message that describes a policy rule or a route. data has at least headerSize bytes.
 type listed struct {
 	kind uint16
 	data []byte

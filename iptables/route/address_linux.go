@@ -72,7 +72,7 @@ func addressOf(msg *nl.IfAddrmsg, attrs []syscall.NetlinkRouteAttr) address {
 	return a
 }
 
-// change adds or deletes an address of lo.
+// change adds the address p to lo, or deletes it: kind is RTM_NEWADDR or RTM_DELADDR.
 func (k *session) change(kind, flags uint16, p netip.Prefix) error {
 	family := unix.AF_INET
 	if p.Addr().Is6() {

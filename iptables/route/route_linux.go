@@ -110,7 +110,8 @@ func steeredFamilies(want *iptables.Routing, of iptables.Families) []family {
 	return families(of)
 }
 
-// Add adds those wanted rules, routes and addresses of the families that do not exist. If want is nil, it adds nothing.
+// Add adds the rules, routes and addresses of want that do not exist, for the address families in of. If want is nil,
+// it adds nothing.
 func (r *Routes) Add(want *iptables.Routing, of iptables.Families) (Undo, error) {
 	if want == nil || r.cfg.Disabled {
 		return run(nil, nil)
@@ -127,7 +128,8 @@ func (r *Routes) Add(want *iptables.Routing, of iptables.Families) (Undo, error)
 	return r.run(append(changes, k.missingAddresses(want.LoopbackAddresses, of)...))
 }
 
-// Prune removes our objects that are not wanted. If want is nil, it removes all our objects.
+// Prune removes our rules, routes and addresses except those that want requires for the address families in of. If
+// want is nil, it removes all of them.
 func (r *Routes) Prune(want *iptables.Routing, of iptables.Families) (Undo, error) {
 	if r.cfg.Disabled {
 		return run(nil, nil)
@@ -206,7 +208,7 @@ func (k *session) toggle(what string, add, del func(*session) error) change {
 	return change{"add " + what, func() error { return k.withConnection(add) }, func() error { return k.withConnection(del) }}
 }
 
-// reverse returns the reverse change. Its undo function is c.
+// reverse returns the reverse change. Its undo function makes the change c again.
 func (c change) reverse(what string) change {
 	return change{"remove " + what, c.undo, c.do}
 }
@@ -249,7 +251,8 @@ func explainRoute(err error, table int) error {
 	return err
 }
 
-// surplusRouting returns the changes that remove our unwanted routes and rules. Routes are first, as leftOver requires.
+// surplusRouting returns the changes that remove our routes and rules of the family f. If keep is set, the wanted
+// route and rule remain. Routes are first, as leftOver requires.
 func (k *session) surplusRouting(want *iptables.Routing, f family, keep bool) ([]change, error) {
 	rules, err := k.rules(f)
 	if err != nil {
@@ -337,7 +340,7 @@ func (k *session) rules(f family) ([]netlink.Rule, error) {
 	return rules, nil
 }
 
-// routes returns the routes of a table, or of all tables.
+// routes returns the routes of a table, or of all tables if table is RT_TABLE_UNSPEC.
 func (k *session) routes(table int, f family) ([]netlink.Route, error) {
 	h, err := k.handle()
 	if err != nil {

@@ -122,7 +122,7 @@ func (w *packetTrace) addStep(s Step) {
 	}
 }
 
-// recordEnd records where the packet is delivered. The addresses in the message are those after NAT.
+// recordEnd records where the packet is delivered. The message contains the addresses after NAT.
 func (w *packetTrace) recordEnd(m message, interfaces func(uint32) string) {
 	switch {
 	case m.chain == chainArrive:
@@ -177,13 +177,14 @@ func protocolName(n byte) string {
 	return fmt.Sprintf("protocol %d", n)
 }
 
-// removeFinished removes and returns the packets that had no message for quietPeriod before the time by, or all packets.
-// They are in the order of their first message. The caller must have processed all messages received before by.
-func (g *assembler) removeFinished(by time.Time, all bool) []Packet {
+// removeFinished removes and returns the packets whose last message is at least quietPeriod before now, or all packets
+// if all is set. They are in the order of their first message. The caller must have processed all messages that were
+// received before now.
+func (g *assembler) removeFinished(now time.Time, all bool) []Packet {
 	var done []Packet
 	for id, w := range g.traces {
 		unfinished := "unknown: the kernel reported no further steps, because it dropped the packet without a rule, or messages were lost"
-		if by.Sub(w.last) < quietPeriod {
+		if now.Sub(w.last) < quietPeriod {
 			if !all {
 				continue
 			}

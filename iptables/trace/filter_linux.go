@@ -29,7 +29,8 @@ type selector struct {
 	table *nftables.Table
 }
 
-// newSelector installs the table. It must be called on a thread in the namespace.
+// newSelector installs the nftables table that enables tracing. Call it on a thread in the network namespace that is
+// traced.
 func newSelector(f Filter) (*selector, error) {
 	conn, table, err := ownedtable.Table(traceTable)
 	// The table of another trace exists; if privileges were missing, the listing of rules would have failed before.

@@ -143,11 +143,11 @@ func (k *kernel) drain() error {
 	}
 }
 
-// processMessages waits for trace messages until the time in until, and processes them. It then processes queued
-// messages for a limited time. It returns true if the queue is empty.
-func (k *kernel) processMessages(until time.Time) (all bool, err error) {
-	for end := until.Add(quietPeriod / 2); ; until = time.Now().Add(pollTimeout) {
-		received, err := receive(k.events, until)
+// processMessages waits for trace messages until deadline, and processes them. It then processes queued messages for a
+// limited time. It returns true if the queue is empty.
+func (k *kernel) processMessages(deadline time.Time) (all bool, err error) {
+	for end := deadline.Add(quietPeriod / 2); ; deadline = time.Now().Add(pollTimeout) {
+		received, err := receive(k.events, deadline)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return true, nil
@@ -170,10 +170,10 @@ func (k *kernel) processMessages(until time.Time) (all bool, err error) {
 	}
 }
 
-// receive waits for messages until the time in until. On a busy machine, that time may have passed already. It then
-// reads queued messages without a deadline, because the connection returns none if its deadline has passed.
-func receive(conn *netlink.Conn, until time.Time) ([]netlink.Message, error) {
-	if err := conn.SetReadDeadline(until); err != nil {
+// receive waits for messages until deadline. On a busy machine, deadline may have passed already. receive then reads
+// queued messages without a deadline, because the connection returns none if its deadline has passed.
+func receive(conn *netlink.Conn, deadline time.Time) ([]netlink.Message, error) {
+	if err := conn.SetReadDeadline(deadline); err != nil {
 		return nil, err
 	}
 	received, err := conn.Receive()

@@ -235,13 +235,13 @@ func countRules(rules *iptables.RuleSet) (n int) {
 	return n
 }
 
-// withoutRule returns a copy of the rule set without one rule.
-func withoutRule(rules *iptables.RuleSet, not *iptables.Rule) *iptables.RuleSet {
+// withoutRule returns a copy of rules without the rule omitted.
+func withoutRule(rules *iptables.RuleSet, omitted *iptables.Rule) *iptables.RuleSet {
 	damaged := *rules
 	damaged.Chains = slices.Clone(rules.Chains)
 	for i, c := range damaged.Chains {
 		for j := range c.Rules {
-			if &c.Rules[j] == not {
+			if &c.Rules[j] == omitted {
 				damaged.Chains[i].Rules = slices.Delete(slices.Clone(c.Rules), j, j+1)
 				return &damaged
 			}

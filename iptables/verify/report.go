@@ -83,7 +83,7 @@ func (m *Mismatch) Error() string {
 	return "the redirection differs from the expected one: " + strings.Join(shown, "; ") + more
 }
 
-// String returns the report as text. Of the packets, it lists only those that did not arrive as expected.
+// String returns the report as text. It lists only the packets that did not arrive as expected.
 func (r *Report) String() string { return r.text(false) }
 
 // Details returns the report as text, with a line for every packet.

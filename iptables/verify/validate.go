@@ -67,7 +67,7 @@ func (r *Report) proveBySockets(ctx context.Context, cfg Config) error {
 	for i := range r.Proofs {
 		r.Proofs[i].judgeUnwatched(all[i])
 	}
-	// Replaces the reason why no harness was opened.
+	// This replaces the reason why no harness was opened.
 	r.Unproven = append(unprovenReasons(cfg.Want, r.Proofs), s.unverifiable()...)
 	return errors.Join(err, sockets.Close())
 }

@@ -203,8 +203,8 @@ func send(ctx context.Context, want *iptables.RuleSet, harness packetSender, all
 	return proofs, nil
 }
 
-// retryFailed sends the packets again that did not arrive as expected, and replaces their proofs. On a busy machine,
-// the first failure can be a timeout.
+// retryFailed resends the packets that did not arrive as expected, and replaces their proofs. On a busy machine, the
+// first failure can be a timeout.
 func retryFailed(ctx context.Context, want *iptables.RuleSet, harness packetSender, all []sample, proofs []Proof) error {
 	var failed []sample
 	var at []int

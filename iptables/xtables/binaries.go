@@ -107,8 +107,8 @@ func examine(ctx context.Context, family iptables.Families, path string) (tool, 
 	return t, nil
 }
 
-// version returns the output of the binary's --version. It has a timeout. It is called before go-iptables runs the
-// binary, because go-iptables has none.
+// version returns the output of the binary's --version. It has a timeout, and is called before go-iptables runs the
+// binary without a timeout.
 func version(ctx context.Context, path string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, versionLimit)
 	defer cancel()

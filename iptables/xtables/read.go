@@ -46,7 +46,7 @@ func decodeTable(s *saved, family iptables.Families) (chains []iptables.Chain, s
 
 // decodeBuiltin decodes our jumps in a built-in chain. called contains our chains to which it jumps without a
 // condition, with their base chains in the model. base contains the other jumps. strange lists jumps that cannot be
-// decoded. It also lists rules of other programs before ours, because our rules may not see packets that those match.
+// decoded. It also lists rules of other programs before ours, because packets that match them may not reach our rules.
 func decodeBuiltin(table iptables.Table, c savedChain) (base iptables.Chain, called map[string]iptables.Chain, strange []string) {
 	base = iptables.Chain{Table: table, Name: c.name, Hook: iptables.Hook(c.name)}
 	called = map[string]iptables.Chain{}

@@ -177,28 +177,28 @@ func jumpRule(c chainText, madeTable bool) string {
 // other chains and rules of the table.
 func transaction(table iptables.Table, from, to ownRules) string {
 	var b strings.Builder
-	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	say("*%s", table)
+	writeLine := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	writeLine("*%s", table)
 	for _, c := range union(from.chains, to.chains) { // the declaration creates the chain, or flushes an existing one
-		say(":%s - [0:0]", c)
+		writeLine(":%s - [0:0]", c)
 	}
 	for _, j := range from.jumps {
-		say("-D %s %s", j.chain, j.rule)
+		writeLine("-D %s %s", j.chain, j.rule)
 	}
 	for _, c := range to.chains {
 		for _, r := range c.rules {
-			say("-A %s %s", c.name, shortenRule(r))
+			writeLine("-A %s %s", c.name, shortenRule(r))
 		}
 	}
 	for _, j := range to.jumps {
-		say("-I %s %d %s", j.chain, j.position, j.rule)
+		writeLine("-I %s %d %s", j.chain, j.position, j.rule)
 	}
 	for _, c := range from.chains {
 		if !slices.ContainsFunc(to.chains, func(t savedChain) bool { return t.name == c.name }) {
-			say("-X %s", c.name)
+			writeLine("-X %s", c.name)
 		}
 	}
-	say("COMMIT")
+	writeLine("COMMIT")
 	return b.String()
 }
 

@@ -42,7 +42,7 @@ func New(out io.Writer, colours bool, names ...string) *Printer {
 	return p
 }
 
-// Print writes one event. It writes log lines only if logs is set, and always writes problems.
+// Print writes one event. It writes the log lines of workloads, sidecars and the control plane only if logs is set.
 func (p *Printer) Print(e mesh.Event, logs bool) {
 	if e.Dropped > 0 {
 		p.writeLine("", p.paint(terminal.Dim, fmt.Sprintf("(%s of output dropped: the terminal was too slow)", phrase.Count(e.Dropped, "line"))))

@@ -10,7 +10,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo/check"
 )
 
-// maxEvents is the maximum number of events in an eventLog. When it is reached, the oldest events are dropped.
+// maxEvents is the number of newest events that an eventLog retains. It drops older events when it contains twice this
+// number.
 const maxEvents = 100_000
 
 // eventLog stores the events of a mesh in memory, and writes them on demand.

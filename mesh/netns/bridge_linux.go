@@ -47,8 +47,8 @@ func NewBridge(addresses ...netip.Prefix) (*Bridge, error) {
 	return b, nil
 }
 
-// Connect connects a namespace to the bridge with a veth pair. In the namespace, it creates an interface with the name
-// and the addresses, and default routes through the gateways.
+// Connect connects a namespace to the bridge with a veth pair. In n, it creates an interface called name with these
+// addresses, and default routes through the gateways.
 func (b *Bridge) Connect(n *Namespace, name string, addresses []netip.Prefix, gateways []netip.Addr) error {
 	peer := fmt.Sprintf("port%d", n.FD())
 	err := b.Netlink(func(h *netlink.Handle) error {
@@ -92,7 +92,7 @@ func configureLink(h *netlink.Handle, link netlink.Link, addresses []netip.Prefi
 			a.Flags = unix.IFA_F_NODAD
 		}
 		if err := h.AddrAdd(link, a); err != nil {
-			return fmt.Errorf("address %s of %s: %w", p, link.Attrs().Name, err)
+			return fmt.Errorf("adding address %s to %s: %w", p, link.Attrs().Name, err)
 		}
 	}
 	return nil

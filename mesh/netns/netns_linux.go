@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Namespace is a network namespace. It exists until Close was called and it contains no process. Its methods are safe
-// for concurrent use.
+// Namespace is a network namespace. The kernel removes it when Close was called and no process is in it. Its methods
+// are safe for concurrent use.
 type Namespace struct{ handle netns.NsHandle }
 
 // New creates a namespace with an active loopback interface. It needs CAP_SYS_ADMIN and CAP_NET_ADMIN.
@@ -91,8 +91,8 @@ func (n *Namespace) EnterThread() error {
 // The netlink libraries can open sockets in a namespace themselves. However, they cannot restore a thread that is not
 // permitted to switch back, as for unprivileged users. The functions below therefore open the sockets with Do.
 
-// Netlink calls f with a netlink handle in the namespace. The handle supports these protocols, or all if there are none
-// in the argument list.
+// Netlink calls f with a netlink handle in the namespace. The handle supports the listed netlink protocols, or all if
+// none is listed.
 func (n *Namespace) Netlink(f func(*netlink.Handle) error, protocols ...int) error {
 	var h *netlink.Handle
 	err := n.Do(func() (err error) {

@@ -23,7 +23,7 @@ type ProcessIsolation struct {
 	Group int
 }
 
-// Enter applies the isolation to the calling thread. Its goroutine must be locked to it.
+// Enter applies the isolation to the calling thread. The calling goroutine must be locked to the thread.
 func (s ProcessIsolation) Enter() error {
 	if err := s.mountPrivate(); err != nil {
 		return err

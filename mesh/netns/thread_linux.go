@@ -15,9 +15,9 @@ func OnThread(f func()) {
 	})
 }
 
-// onLockedThread runs f on a thread that no other goroutine uses meanwhile. f returns whether the state of the thread
-// is unchanged. Otherwise the thread is not used again. f never runs on the main thread, because that thread cannot end
-// and represents the process in /proc.
+// onLockedThread runs f on a thread that no other goroutine uses meanwhile. f reports whether the state of the thread
+// is unchanged. If it changed, the thread ends. f never runs on the main thread, because that thread cannot end and
+// represents the process in /proc.
 func onLockedThread(f func() (clean bool)) {
 	done := make(chan struct{})
 	go func() {

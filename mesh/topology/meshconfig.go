@@ -74,7 +74,7 @@ func (v value) message(into proto.Message) {
 	}
 }
 
-// checkField reports the problems of one field of a message, and whether there were any.
+// checkField records the problems of the field p of the message parent. It reports whether there are any.
 func (p pair) checkField(parent proto.Message) bool {
 	fields := parent.ProtoReflect().Descriptor().Fields()
 	field := fields.ByJSONName(p.name)
@@ -107,8 +107,8 @@ func (p pair) checkField(parent proto.Message) bool {
 	return true
 }
 
-// checkMessageField checks a field whose value is a message. It does not support well-known types, because they have a
-// special JSON form.
+// checkMessageField checks a field whose value is a message. It does not support well-known types, because the JSON
+// form of most of them is not an object.
 func (v value) checkMessageField(parent protoreflect.Message, field protoreflect.FieldDescriptor) {
 	if strings.HasPrefix(string(field.Message().FullName()), "google.protobuf.") {
 		return
@@ -122,7 +122,7 @@ func (v value) checkMessageField(parent protoreflect.Message, field protoreflect
 	v.message(m.Interface())
 }
 
-// decodeAs decodes a message that contains only this field.
+// decodeAs decodes v into the field of into that is called name.
 func (v value) decodeAs(name string, into proto.Message) error {
 	raw, err := v.json()
 	if err != nil {

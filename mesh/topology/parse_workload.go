@@ -68,11 +68,11 @@ func (v value) checkType(w *Workload, present map[string]bool) {
 	}
 }
 
-func (v value) label(into *string, longest int) {
+func (v value) label(into *string, maxLength int) {
 	var s string
 	v.string(&s)
-	if s != "" && (!dnsLabel.MatchString(s) || len(s) > longest) {
-		v.problem("use lower-case letters, digits and dashes, "+strconv.Itoa(longest)+" characters at most", "not a name")
+	if s != "" && (!dnsLabel.MatchString(s) || len(s) > maxLength) {
+		v.problem("use lower-case letters, digits and dashes, "+strconv.Itoa(maxLength)+" characters at most", "not a name")
 		return
 	}
 	*into = s
@@ -208,7 +208,7 @@ func (v value) upstream() Upstream {
 	return u
 }
 
-// absolutePath returns a path relative to the file's directory.
+// absolutePath resolves path relative to the topology file's directory.
 func (t *Topology) absolutePath(path string) string {
 	if filepath.IsAbs(path) {
 		return path

@@ -156,12 +156,12 @@ func (v value) object(fields map[string]func(value)) map[string]bool {
 	return present
 }
 
-// lookup returns a field of a mapping that was already read. It also returns whether the field is present and not
-// empty.
-func (v value) lookup(name string) (value, bool) {
+// lookup returns the field called name of a mapping that was already read. ok is false if the field is missing or
+// empty. If it is missing, lookup returns v.
+func (v value) lookup(name string) (field value, ok bool) {
 	for i := 0; v.node.Kind == yaml.MappingNode && i+1 < len(v.node.Content); i += 2 {
 		if v.node.Content[i].Value == name {
-			field := v.child(v.node.Content[i+1], v.join(name))
+			field = v.child(v.node.Content[i+1], v.join(name))
 			return field, !field.isNull()
 		}
 	}
@@ -232,7 +232,7 @@ func (v value) string(into *string) {
 		return
 	}
 	if strings.ContainsRune(v.node.Value, 0) {
-		v.problem("remove the character", "a string cannot hold a NUL character")
+		v.problem("remove the character", "a string cannot contain a NUL character")
 		return
 	}
 	*into = v.node.Value

@@ -44,7 +44,7 @@ type Call struct {
 // OK reports whether the call was successful.
 func (c Call) OK() bool { return c.Status == http.StatusOK && c.Answer != nil }
 
-// Upstream returns the call to the upstream with this name, or nil if there was none.
+// Upstream returns the call to the upstream called name, or nil if there was none.
 func (a *Answer) Upstream(name string) *Call {
 	if a == nil {
 		return nil
@@ -67,7 +67,7 @@ type Book struct {
 }
 
 // Review is one review in the response of the reviews service. If this version of reviews calls ratings, the review
-// contains the stars from there.
+// contains the stars that ratings returned.
 type Review struct {
 	Reviewer string `json:"reviewer"`
 	Text     string `json:"text"`

@@ -19,8 +19,8 @@ const reviewsFile = "reviews.yaml"
 // allToV3 changes the weights in reviewsFile so that all requests are routed to v3.
 var allToV3 = strings.NewReplacer("weight: 60", "weight: 0", "weight: 30", "weight: 0", "weight: 10", "weight: 100")
 
-// editFile applies change to a configuration file. It replaces the file atomically, as editors do. It returns the time
-// of the change, and a function that restores the previous content.
+// editFile applies change to the configuration file called name. It replaces the file atomically, as editors do. It
+// returns the time of the change, and a function that restores the previous content.
 func (t *Target) editFile(name string, change *strings.Replacer) (saved time.Time, undo func() (time.Time, error), err error) {
 	path := filepath.Join(t.ConfigDir, name)
 	before, err := os.ReadFile(path)
@@ -47,8 +47,8 @@ func replaceFile(path string, data []byte) (time.Time, error) {
 	return time.Now(), nil
 }
 
-// waitForStreak requests reviews until good returns true for n consecutive replies. It returns the time of the first of
-// them.
+// waitForStreak requests reviews until good returns true for n consecutive replies. It returns the time of the first
+// of these replies.
 func waitForStreak(ctx context.Context, c *client, n int, good func(reply) bool) (since time.Time, err error) {
 	for row := 0; row < n; {
 		r, err := c.expect(ctx, http.StatusOK, reviewsURL, nil)

@@ -91,7 +91,7 @@ func (t *Target) closeClients() {
 	}
 }
 
-// instance returns the status of a workload's only instance.
+// instance returns the status of the instance called name.
 func (t *Target) instance(ctx context.Context, name string) (mesh.InstanceStatus, error) {
 	for _, i := range t.Mesh.Status(ctx).Instances {
 		if i.Name == name {

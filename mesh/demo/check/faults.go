@@ -90,7 +90,7 @@ func retryHidesFault(ctx context.Context, t *Target) (string, error) {
 	return evidence, nil
 }
 
-// counter returns a counter of a workload's application. The query does not use the mesh.
+// counter returns a counter of a workload's application. The query bypasses the sidecars.
 func (t *Target) counter(ctx context.Context, workload, name string) (int64, error) {
 	i, err := t.instance(ctx, workload)
 	if err != nil {
@@ -103,8 +103,8 @@ func (t *Target) counter(ctx context.Context, workload, name string) (int64, err
 	return r.Answer.Counters[name], nil
 }
 
-// timeoutCuts checks that the configured timeout of reviews ends a slow call of the page service. It also checks that the
-// delayed call to ratings, which has no timeout, is slow.
+// timeoutCuts checks that the timeout configured for the service reviews ends a slow call from page to reviews. It
+// also checks that a delayed call to ratings, which has no timeout, lasts for the whole delay.
 func timeoutCuts(ctx context.Context, t *Target) (string, error) {
 	reviews, err := t.clientOf(ctx, "reviews-v2")
 	if err != nil {
@@ -132,7 +132,7 @@ func timeoutCuts(ctx context.Context, t *Target) (string, error) {
 		return "", fmt.Errorf("the page did not call reviews: %s", r)
 	}
 	took := time.Duration(call.Millis * float64(time.Millisecond))
-	evidence := fmt.Sprintf("call of reviews: status %d after %s (timeout %s), and the page was complete; call of ratings, without a timeout: %s",
+	evidence := fmt.Sprintf("call to reviews: status %d after %s (timeout %s), and the page was complete; call to ratings, without a timeout: %s",
 		call.Status, round(took), round(reviewsTimeout), round(slow.Took))
 	// According to this process's clock, Envoy's timers may expire a few milliseconds early.
 	if call.Status != http.StatusGatewayTimeout || took < reviewsTimeout*9/10 || took > slowDelay*9/10 || slow.Took < slowDelay*9/10 {

@@ -24,7 +24,7 @@ func otherNamespaces(members []process) []string {
 	return found
 }
 
-// namespaceLinks returns the paths of links in /proc to the same namespaces.
+// namespaceLinks returns the links in /proc for the open files of this process and the network namespaces of members.
 func namespaceLinks(members []process) []string {
 	links, _ := filepath.Glob("/proc/self/fd/*")
 	for _, p := range members {

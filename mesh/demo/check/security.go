@@ -18,7 +18,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
-// strictMutualTLS checks that the inbound ports of all workloads refuse plaintext, and TLS without a client certificate.
+// strictMutualTLS checks that the inbound ports of all workloads except gateways refuse plaintext, and TLS without a
+// client certificate.
 func strictMutualTLS(ctx context.Context, t *Target) (string, error) {
 	ports := 0
 	var plain, bare string

@@ -105,8 +105,8 @@ func compareShares(counts map[string]int, n int, want []share) (string, error) {
 	return evidence, nil
 }
 
-// tolerance returns the expected number of n requests if each has probability part, and five standard deviations of
-// that number.
+// tolerance returns how many of n requests are expected to match if each matches with the probability part. within is
+// five standard deviations of this number.
 func tolerance(n int, part float64) (expected, within float64) {
 	return float64(n) * part, 5 * math.Sqrt(float64(n)*part*(1-part))
 }
