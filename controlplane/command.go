@@ -78,7 +78,7 @@ Exit codes:
 			cfg.Logger, cfg.TLSPolicy = logger, tlspolicy.Policy(os.Getenv(TLSPolicyVariable))
 			cfg.AcceptHTTP10, _ = strconv.ParseBool(os.Getenv(HTTP10Variable)) // as in Istio, other values mean false
 			if cfg.Keys.Blocked, err = fetchguard.ParseNetworks(blockedKeyNetworks); err != nil {
-				return fmt.Errorf("--jwks-blocked-cidrs (%s): %w", BlockedKeyNetworksVariable, err)
+				return usage.Error{Err: fmt.Errorf("--jwks-blocked-cidrs (%s): %w", BlockedKeyNetworksVariable, err)}
 			}
 			return runCommand(cmd.Context(), cfg)
 		},
@@ -212,7 +212,7 @@ func stateDir(dir string) (string, error) {
 func newLogger(cmd *cobra.Command, level string) (*slog.Logger, error) {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
-		return nil, fmt.Errorf("--log-level %q: use debug, info, warn or error", level)
+		return nil, usage.Error{Err: fmt.Errorf("--log-level %q: use debug, info, warn or error", level)}
 	}
 	return slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: l})), nil
 }

@@ -99,7 +99,29 @@ func TestProxyTypesAreCompleted(t *testing.T) {
 // libraryText matches messages of cobra, pflag and strconv.
 var libraryText = regexp.MustCompile(`arg\(s\)|strconv\.|flag needs an argument|invalid argument|required flag|were all set|must all be set|unknown shorthand|parsing "`)
 
-// Each command is called with an unknown flag, with an invalid value of each flag and with many arguments.
+func TestErrorsAboutArgumentsNameTheUsage(t *testing.T) {
+	many, refused := strings.Fields("a1 a2 a3 a4 a5 a6 a7 a8 a9"), 0
+	for _, c := range listCommands(t) {
+		if c.Hidden || c.DisableFlagParsing {
+			continue
+		}
+		for _, args := range [][]string{nil, many} {
+			err := c.ValidateArgs(args)
+			if err == nil {
+				continue
+			}
+			refused++
+			if libraryText.MatchString(err.Error()) || !strings.Contains(err.Error(), c.CommandPath()) {
+				t.Errorf("%s with %d arguments: %v", c.CommandPath(), len(args), err)
+			}
+		}
+	}
+	if refused < 50 {
+		t.Errorf("only %d command lines were refused", refused)
+	}
+}
+
+// Each command is called with an unknown flag and with an invalid value of each flag.
 func TestErrorsOfAllCommandsNameTheFlagOrArgument(t *testing.T) {
 	lines := 0
 	for _, c := range listCommands(t) {

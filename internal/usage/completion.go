@@ -10,6 +10,7 @@ import (
 // was called.
 func Execute(root *cobra.Command) (*cobra.Command, error) {
 	addCompletion(root)
+	addHelp(root)
 	parsed := false
 	root.PersistentPreRun = func(*cobra.Command, []string) { parsed = true }
 	c, err := root.ExecuteC()
@@ -17,6 +18,26 @@ func Execute(root *cobra.Command) (*cobra.Command, error) {
 		err = Error{err}
 	}
 	return c, err
+}
+
+// addHelp adds the command help. It refuses the name of an unknown command.
+func addHelp(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	c, _, err := root.Find([]string{"help"})
+	if err != nil || c == root {
+		return
+	}
+	c.Run, c.RunE = nil, func(c *cobra.Command, args []string) error {
+		found, rest, err := c.Root().Find(args)
+		switch {
+		case err != nil:
+			return err
+		case len(rest) > 0 && found.HasSubCommands():
+			return unknownCommand(found, rest[0])
+		}
+		found.InitDefaultHelpFlag()
+		return found.Help()
+	}
 }
 
 // addCompletion adds the command that prints completion scripts for shells, if root has subcommands. For an unsupported

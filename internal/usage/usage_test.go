@@ -64,6 +64,8 @@ func TestInvalidCommandLinesAreExplained(t *testing.T) {
 		"group shwo":                       `unknown command "shwo" for "program group"; did you mean show? (see ` + "`program group --help`)",
 		"group shwo --flag":                `unknown command "shwo" for "program group"; did you mean show? (see ` + "`program group --help`)",
 		"completion tcsh":                  `completion is not available for "tcsh"; supported shells: bash, fish, powershell, zsh`,
+		"help restrat":                     `unknown command "restrat" for "program"; did you mean restart? (see ` + "`program --help`)",
+		"help group shwo":                  `unknown command "shwo" for "program group"; did you mean show? (see ` + "`program group --help`)",
 		"completion":                       "SHELL is missing; usage: program completion SHELL [flags]; supported shells: bash, fish, powershell, zsh",
 		"completion bash --no-descritions": "unknown flag: --no-descritions; did you mean --no-descriptions? (see `program completion bash --help`)",
 	} {
@@ -81,7 +83,7 @@ func TestInvalidCommandLinesAreExplained(t *testing.T) {
 
 func TestValidCommandLinesAreAccepted(t *testing.T) {
 	for _, line := range []string{
-		"restart a -o json --timeout 3s --port 1 --all", "exec a b", "exec a b c d", "list", "list a --cert x --key y", "ls", "serve --dir x", "serve --mesh x", "group show", "group", "",
+		"restart a -o json --timeout 3s --port 1 --all", "exec a b", "exec a b c d", "list", "list a --cert x --key y", "ls", "serve --dir x", "serve --mesh x", "group show", "group", "", "help", "help restart", "help group show",
 	} {
 		root := newProgram()
 		root.SetArgs(strings.Fields(line))
