@@ -6,6 +6,9 @@ SHELL := bash
 
 VERSION ?= $(shell git describe --tags --match 'v*' 2>/dev/null | sed 's/^v//' | grep . || echo 0.1.0-dev)
 COMMIT  ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)$(shell git diff --quiet HEAD 2>/dev/null || echo -dirty)
+# Read once, so that all files of a release have the same.
+VERSION := $(VERSION)
+COMMIT  := $(COMMIT)
 PKG     := github.com/pilotfish-mesh/pilotfish
 # Builds gRPC without golang.org/x/net/trace, whose templates use 3 MB of memory in each pod.
 TAGS    := grpcnotrace
