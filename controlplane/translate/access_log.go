@@ -15,8 +15,8 @@ import (
 // fileLogName is the name of Envoy's access logger that writes files.
 const fileLogName = "envoy.access_loggers.file"
 
-// accessLogs returns the access loggers of a filter chain that write log entries. metricLogs returns those that record
-// metrics.
+// accessLogs returns the access loggers that write log entries for a filter chain. The access loggers that record
+// metrics are returned by metricLogs.
 func (v proxyView) accessLogs(c chain) []*accesslogv3.AccessLog {
 	var out []*accesslogv3.AccessLog
 	for _, l := range v.telemetry().AccessLogs(c.direction()) {
@@ -42,8 +42,8 @@ func (v proxyView) accessLogs(c chain) []*accesslogv3.AccessLog {
 	return out
 }
 
-// accessLog returns the access log of one provider. It returns nil if the provider does not log this kind of traffic or
-// its service is unknown.
+// accessLog returns the access logger of the provider that is called name. It returns nil if the provider does not log
+// this kind of traffic, or if the provider's service is unknown.
 func (v proxyView) accessLog(c chain, name string) *accesslogv3.AccessLog {
 	if name == snapshot.MeshLog {
 		return typedLog(fileLogName, &filev3.FileAccessLog{

@@ -54,7 +54,8 @@ func orElse(value, otherwise string) string {
 	return value
 }
 
-// requestService returns the gRPC access log for requests.
+// requestService returns the gRPC access logger for HTTP requests. It returns nil for a chain of TCP connections, and
+// if the provider's service is not visible to the proxy.
 func (v proxyView) requestService(c chain, p *meshconfig.MeshConfig_ExtensionProvider_EnvoyHttpGrpcV3LogProvider) *accesslogv3.AccessLog {
 	cluster, host, ok := v.providerCluster(p.GetService(), p.GetPort())
 	if !ok || !c.requests {
@@ -68,7 +69,8 @@ func (v proxyView) requestService(c chain, p *meshconfig.MeshConfig_ExtensionPro
 	})
 }
 
-// connectionService returns the gRPC access log for TCP connections.
+// connectionService returns the gRPC access logger for TCP connections. It returns nil for a chain of HTTP requests,
+// and if the provider's service is not visible to the proxy.
 func (v proxyView) connectionService(c chain, p *meshconfig.MeshConfig_ExtensionProvider_EnvoyTcpGrpcV3LogProvider) *accesslogv3.AccessLog {
 	cluster, host, ok := v.providerCluster(p.GetService(), p.GetPort())
 	if !ok || c.requests {
@@ -91,7 +93,8 @@ func (v proxyView) bootstrapLogService(c chain) *accesslogv3.AccessLog {
 	})
 }
 
-// openTelemetryLog returns an access log for an OpenTelemetry collector. Each record has a text body and attributes.
+// openTelemetryLog returns the access logger for an OpenTelemetry collector, or nil if the collector's service is not
+// visible to the proxy. Each record has a text body and attributes.
 func (v proxyView) openTelemetryLog(p *meshconfig.MeshConfig_ExtensionProvider_EnvoyOpenTelemetryLogProvider) *accesslogv3.AccessLog {
 	cluster, host, ok := v.providerCluster(p.GetService(), p.GetPort())
 	if !ok {

@@ -8,8 +8,9 @@ import (
 	filev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/file/v3"
 )
 
-// auditLog writes one line for each request or connection that an AUDIT policy matches. The lines are written to the
-// mesh's access log file, or to standard output if the mesh has none.
+// auditLog returns the access logger that writes one line for each request or connection that an AUDIT policy matches.
+// The lines are written to the mesh's access log file, or to standard output if the mesh has none. It returns nil for
+// outbound traffic, and if the workload has no AUDIT policy.
 func (v proxyView) auditLog(t traffic, filter string) []*accesslogv3.AccessLog {
 	if t.side == outboundSide || !v.hasAuditPolicy() {
 		return nil

@@ -23,7 +23,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// authorizer is an external authorizer of the mesh configuration that the proxy can reach.
+// authorizer is an external authorization service that the mesh configuration defines and that the proxy can reach.
 type authorizer struct {
 	name, cluster, host string
 	grpc                *meshconfig.MeshConfig_ExtensionProvider_EnvoyExternalAuthorizationGrpcProvider
@@ -43,8 +43,8 @@ func (v proxyView) authorizers() []authorizer {
 	return out
 }
 
-// authorizer returns the authorizer of a provider. It returns false if there is no such provider, its service is not
-// visible to the proxy, or its configuration is invalid.
+// authorizer returns the authorizer of the extension provider that is called name. It returns false if there is no such
+// provider, its service is not visible to the proxy, or its configuration is invalid.
 func (v proxyView) authorizer(name string) (authorizer, bool) {
 	p := snapshot.FindProvider(v.s.Mesh, name)
 	service, port := snapshot.ProviderService(p)
@@ -81,9 +81,9 @@ func (v proxyView) customFilters() []*hcmv3.HttpFilter {
 	return out
 }
 
-// denyUnchecked adds DENY rules for requests that require a check but were not marked for it. Such requests occur on
-// connections that were opened before the provider was configured. These connections retain their old filters, without
-// those of the provider.
+// denyUnchecked adds policies to deny, which may be nil. They deny requests that match rules but were not marked for a
+// check by the provider. Such requests occur on connections that were opened before the provider was configured: these
+// connections still use the old filters, which do not mark requests.
 func denyUnchecked(deny, rules *rbacv3.RBAC, provider string) *rbacv3.RBAC {
 	if deny == nil {
 		deny = &rbacv3.RBAC{Action: rbacv3.RBAC_DENY, Policies: map[string]*rbacv3.Policy{}}
@@ -102,7 +102,8 @@ func denyUnchecked(deny, rules *rbacv3.RBAC, provider string) *rbacv3.RBAC {
 	return deny
 }
 
-// matchRequiresCheck matches the dynamic metadata with which an RBAC filter marks requests for the authorizer.
+// matchRequiresCheck matches the dynamic metadata of requests that the RBAC filter has marked for a check by the
+// provider.
 func matchRequiresCheck(filter, provider string) *matcherv3.MetadataMatcher {
 	return metadataMatcher(filter, []string{customPrefix(provider) + "shadow_engine_result"}, stringValue(exact("denied")))
 }
@@ -130,7 +131,7 @@ func (a authorizer) httpConfig() *extauthzv3.ExtAuthz {
 	return out
 }
 
-// authzTimeout is Istio's default.
+// authzTimeout is the default timeout of a check, as in Istio.
 const authzTimeout = 600 * time.Second
 
 func authzTimeoutOrDefault(d *durationpb.Duration) *durationpb.Duration {

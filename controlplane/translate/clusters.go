@@ -18,8 +18,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// Clusters returns all clusters of the proxy. First are the clusters of visible services, sorted by name, each followed
-// by those of its subsets. Then follow the clusters of the workload's ports and all other clusters.
+// Clusters returns all clusters of the proxy. The clusters of visible services are first, sorted by name. The clusters
+// of a service's subsets follow the cluster of the service. The clusters of the workload's ports and all other clusters
+// are last.
 func Clusters(s *snapshot.Snapshot, p *Proxy) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	out, err := v.serviceClusters()
@@ -40,7 +41,7 @@ func Clusters(s *snapshot.Snapshot, p *Proxy) ([]*xds.Resource, error) {
 	return append(out, added...), err
 }
 
-// NamedClusters returns the clusters with these names, in the order of the names. It skips unknown names.
+// NamedClusters returns the clusters whose names are in names, in the same order. It skips unknown names.
 func NamedClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	out, err := v.namedClusters(names)
@@ -95,7 +96,8 @@ func (v proxyView) namedNonServiceClusters(named map[string]bool) ([]*xds.Resour
 	return append(out, added...), err
 }
 
-// findServiceCluster finds a cluster by name among those of the visible services.
+// findServiceCluster returns the cluster that is called name and belongs to a visible service. It returns false if
+// there is none.
 func findServiceCluster(s *snapshot.Snapshot, p *Proxy, name string) (serviceCluster, bool) {
 	host, subset, number, ok := parseOutbound(name)
 	if !ok {
@@ -152,7 +154,7 @@ type serviceCluster struct {
 // which the client connected. It is not a valid subset name.
 const instanceSubset = "*"
 
-// hasInstanceCluster reports whether a service's port has an additional cluster for connections to one instance.
+// hasInstanceCluster reports whether the port has an additional cluster with the subset instanceSubset.
 func (p *Proxy) hasInstanceCluster(svc *registry.Service, port registry.Port) bool {
 	return p.isCaptured() && svc.ByInstance && svc.Headless() && port.Protocol.IsHTTP()
 }
@@ -182,7 +184,7 @@ func listServiceClusters(s *snapshot.Snapshot, p *Proxy) []serviceCluster {
 	return out
 }
 
-// instances returns the endpoints of a service to which the proxy may connect.
+// instances returns those endpoints of svc to which the proxy may connect.
 func (p *Proxy) instances(s *snapshot.Snapshot, svc *registry.Service) *snapshot.Instances {
 	if p.Type == Router {
 		return s.Instances(svc).ForGateways()
@@ -211,7 +213,8 @@ func newServiceCluster(s *snapshot.Snapshot, p *Proxy, svc *registry.Service, po
 	return c
 }
 
-// withSubset returns a copy of the cluster for a subset. It sets the values that depend on the proxy.
+// withSubset returns a copy of the cluster for a subset. It also sets the fields that depend on the subset and on the
+// proxy.
 func (c serviceCluster) withSubset(subset string, s *snapshot.Snapshot, p *Proxy) serviceCluster {
 	c.subset = subset
 	c.originalDst = c.originalDst || subset == instanceSubset
@@ -225,7 +228,7 @@ func (c serviceCluster) withSubset(subset string, s *snapshot.Snapshot, p *Proxy
 
 func (c serviceCluster) name() string { return OutboundCluster(c.svc.Hostname, c.subset, c.port) }
 
-// subsetName returns the name of the subset in the DestinationRule.
+// subsetName returns the name of the subset in the DestinationRule. It returns "" for instanceSubset.
 func (c serviceCluster) subsetName() string { return strings.TrimPrefix(c.subset, instanceSubset) }
 
 func (c serviceCluster) resource(s *snapshot.Snapshot, patches envoyfilter.ClusterPatches) (*xds.Resource, error) {

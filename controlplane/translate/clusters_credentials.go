@@ -19,7 +19,8 @@ type credential struct {
 	external bool
 }
 
-// reference returns the reference to the certificate, or with authoritySuffix to the CA certificates.
+// reference returns the SDS reference to the certificate if suffix is empty, or to the CA certificates if suffix is
+// authoritySuffix.
 func (c credential) reference(suffix string) *tlsv3.SdsSecretConfig {
 	if c.external {
 		return socketSecret(c.name + suffix)
@@ -37,8 +38,8 @@ func (c serviceCluster) resolveCredential(s *snapshot.Snapshot, p *Proxy) creden
 		return credential{}
 	}
 	if _, external := config.ExternalCredential(name); external && p.hasCredentialSocket() {
-		// A gateway does not use its certificates for rules of other namespaces, because these rules may lead to a
-		// server of their author.
+		// A gateway does not use its certificates for rules of other namespaces. The author of such a rule could
+		// otherwise make the gateway present its certificate to the author's server.
 		return credential{name: name, certificate: !c.noFiles, authorities: !c.noFiles, external: true}
 	}
 	name = config.SecretName(name)
@@ -50,16 +51,16 @@ func (c serviceCluster) resolveCredential(s *snapshot.Snapshot, p *Proxy) creden
 	return credential{name: name, certificate: mutual && v.certificateSecret(name) != nil, authorities: v.caSecret(name) != nil}
 }
 
-// mayCallWith reports whether the proxy may receive a Secret to which a DestinationRule refers. Any account of a
-// namespace can connect as a gateway. For gateways, the account must therefore be that of a known workload that a
-// Gateway selects, or the Secret must list it.
+// mayCallWith reports whether the proxy may receive the Secret that is called name and to which a DestinationRule
+// refers. Any account of a namespace can connect as a gateway. For a gateway, therefore, a Gateway must select a known
+// workload with this account, or the Secret must list the account.
 func (v proxyView) mayCallWith(name string) bool {
 	return v.p.Type != Router || v.s.IsAnyGatewayAccount(v.p.Namespace, v.p.ServiceAccount) || !v.isUnlisted(name)
 }
 
-// originationContext returns the TLS context that the settings specify, or nil if the caller may not use its
-// certificates. With noFiles, a gateway does not use client certificates in files: they could be its own mesh
-// certificate, which rules of other namespaces must not use.
+// originationContext returns the TLS context that the settings specify, or nil if the caller may not use the
+// certificates that they require. If noFiles is set, it also returns nil for client certificates in files: these files
+// could contain the gateway's own mesh certificate, which rules of other namespaces must not use.
 func (c serviceCluster) originationContext(settings *networking.ClientTLSSettings) *tlsv3.CommonTlsContext {
 	common := &tlsv3.CommonTlsContext{TlsParams: tlsParameters(c.mesh.GetTlsDefaults())}
 	mutual, verified := settings.GetMode() == networking.ClientTLSSettings_MUTUAL, !settings.GetInsecureSkipVerify().GetValue()

@@ -20,9 +20,10 @@ func setHTTPOptions(cluster *clusterv3.Cluster, options *httpv3.HttpProtocolOpti
 	cluster.TypedExtensionProtocolOptions = map[string]*anypb.Any{httpOptionsName: anyOf(options)}
 }
 
-// speaksHTTP2 reports whether a cluster uses HTTP/2. It does if the port is declared as HTTP/2 or gRPC, and between
-// sidecars. There, multiplexing on one connection costs a quarter less than HTTP/1.1. To its workload, the upstream
-// sidecar uses the port's declared protocol.
+// speaksHTTP2 reports whether Envoy uses HTTP/2 to connect to the cluster's endpoints. The h2UpgradePolicy of the
+// DestinationRule takes precedence. Without one, Envoy uses HTTP/2 if the port is declared as HTTP/2 or gRPC, and
+// between sidecars. Between sidecars, multiplexing on one connection costs a quarter less than HTTP/1.1; the upstream
+// sidecar then uses the declared protocol to connect to its workload.
 func (c serviceCluster) speaksHTTP2(port registry.Port, traffic snapshot.Traffic, security upstreamSecurity) bool {
 	switch traffic.ConnectionPool.GetHttp().GetH2UpgradePolicy() {
 	case networking.ConnectionPoolSettings_HTTPSettings_UPGRADE:
@@ -102,8 +103,8 @@ func explicitHTTP2(o *corev3.Http2ProtocolOptions) *httpv3.HttpProtocolOptions_E
 	}}
 }
 
-// plainHTTPOptions returns the options of a cluster to which no DestinationRule applies: one for the workload's own
-// port, or for destinations outside the mesh.
+// plainHTTPOptions returns the options of a cluster for the workload's own port or for destinations outside the mesh.
+// No DestinationRule applies to such a cluster.
 func plainHTTPOptions(http2 bool) *httpv3.HttpProtocolOptions {
 	if http2 {
 		return &httpv3.HttpProtocolOptions{UpstreamProtocolOptions: explicitHTTP2(http2Options(nil))}

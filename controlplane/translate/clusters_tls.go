@@ -90,8 +90,8 @@ func tlsSocket(context *tlsv3.UpstreamTlsContext) *corev3.TransportSocket {
 	}
 }
 
-// security returns the security that the DestinationRule specifies. Without a rule, connections use mutual TLS to
-// endpoints with a sidecar.
+// security returns the TLS settings that the DestinationRule specifies. Without such settings, connections use mutual
+// TLS to endpoints with a sidecar, if the mesh enables automatic mutual TLS.
 func (c serviceCluster) security(port registry.Port, traffic snapshot.Traffic) upstreamSecurity {
 	settings := traffic.TLS
 	if settings == nil {
@@ -127,8 +127,8 @@ func (c serviceCluster) meshContext(port registry.Port, traffic snapshot.Traffic
 	return &tlsv3.UpstreamTlsContext{CommonTlsContext: common, Sni: sni}
 }
 
-// meshALPN returns the ALPN protocols that announce the content of the TLS connection to the upstream sidecar, whose
-// listener selects a filter chain before it decrypts.
+// meshALPN returns the ALPN protocols that announce the content of the TLS connection. The upstream sidecar needs them
+// because its listener selects a filter chain before it decrypts.
 func (c serviceCluster) meshALPN(port registry.Port, traffic snapshot.Traffic) []string {
 	if !port.Protocol.MayBeHTTP() {
 		return []string{"istio"}

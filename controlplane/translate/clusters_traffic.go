@@ -115,13 +115,14 @@ func setConsistentHash(cluster *clusterv3.Cluster, hash *networking.LoadBalancer
 	cluster.LbConfig = &clusterv3.Cluster_RingHashLbConfig_{RingHashLbConfig: &clusterv3.Cluster_RingHashLbConfig{MinimumRingSize: wrapperspb.UInt64(size)}}
 }
 
-// Envoy's maximum values of the table sizes.
+// Envoy's limits for the sizes of the ring hash table and the Maglev table.
 const (
 	maxRingSize   = 8 << 20
 	maxMaglevSize = 5_000_011
 )
 
-// primeFrom returns the first prime number that is at least n, which Maglev's table size requires. It returns 0 for 0.
+// primeFrom returns the smallest prime number that is at least n, but not more than maxMaglevSize. The size of a Maglev
+// table must be a prime number. primeFrom returns 0 for 0.
 func primeFrom(n uint64) uint64 {
 	if n == 0 {
 		return 0
@@ -191,8 +192,9 @@ func setOutlierDetection(cluster *clusterv3.Cluster, o *networking.OutlierDetect
 	cluster.CommonLbConfig.HealthyPanicThreshold = &typev3.Percent{Value: float64(o.GetMinHealthPercent())}
 }
 
-// consecutiveThreshold returns the threshold of consecutive errors, and the percentage for which ejection is enforced.
-// If the rule sets 0, the percentage is 0, which disables the ejection.
+// consecutiveThreshold returns the number of consecutive errors after which Envoy ejects an endpoint, and the
+// percentage of cases in which Envoy enforces the ejection. If n is 0, the percentage is 0, which disables the
+// ejection. If n is nil, both results are nil, which selects Envoy's defaults.
 func consecutiveThreshold(n *wrapperspb.UInt32Value) (threshold, enforcing *wrapperspb.UInt32Value) {
 	switch {
 	case n == nil:

@@ -17,9 +17,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// dnsCache returns the DNS cache that the filter that resolves names shares with the clusters that connect to these
-// names. Envoy identifies caches by name. It rejects a cache that has the name of an existing one but other settings,
-// even if the existing one belongs to an earlier configuration.
+// dnsCache returns the DNS cache that the dynamic forward proxy filter shares with its clusters. Envoy identifies
+// caches by name, and rejects two caches with the same name and different settings, even if one belongs to an earlier
+// configuration. The name therefore depends on family.
 func dnsCache(family clusterv3.Cluster_DnsLookupFamily) *dfpcommonv3.DnsCacheConfig {
 	name := "outside"
 	if family != clusterv3.Cluster_V4_PREFERRED {

@@ -68,7 +68,7 @@ func (r routing) findForwardTarget(cluster, rewritten string) (p forwardTarget, 
 	return p, true
 }
 
-// plainHost matches a host name without characters that are special in a format string.
+// plainHost matches a host name without characters that have a meaning in Envoy's format strings.
 var plainHost = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
 
 func withoutPort(authority string) string {
@@ -78,8 +78,8 @@ func withoutPort(authority string) string {
 	return authority
 }
 
-// addForwardTargets limits a route to hosts of the services that it forwards to and that Envoy resolves by name, and
-// sets the destination of the requests.
+// addForwardTargets modifies a route to clusters that Envoy resolves by name. It limits the route to hosts of the
+// clusters' services, and sets the destination of the requests. It does not change other routes.
 func (r routing) addForwardTargets(route *routev3.Route) *routev3.Route {
 	action := route.GetRoute()
 	if action == nil {

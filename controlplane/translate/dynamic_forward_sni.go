@@ -13,7 +13,7 @@ import (
 
 // tcpFiltersForHosts returns the filters of TLS connections whose SNI is one of names. If Envoy resolves the service by
 // name, it connects to the host in the SNI, at the service's port. In this case, all names must match the service's
-// host.
+// host; otherwise Envoy closes the connections.
 func (v proxyView) tcpFiltersForHosts(t traffic, statPrefix string, names []string, to []clusterWeight) []*listenerv3.Filter {
 	to = slices.Clone(to)
 	port := uint32(0)

@@ -130,7 +130,7 @@ func countEndpoints(cla *endpointv3.ClusterLoadAssignment) int {
 	return n
 }
 
-// locality parses "region/zone/subzone".
+// locality parses "region/zone/subzone". It returns nil if s is empty.
 func locality(s string) *corev3.Locality {
 	if s == "" {
 		return nil

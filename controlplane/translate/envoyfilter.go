@@ -155,7 +155,8 @@ func domainsOf(hosts []*routev3.VirtualHost) domains {
 	return out
 }
 
-// vhdsDomains returns the domains of a route configuration's virtual hosts that VHDS delivers.
+// vhdsDomains returns the domains of those virtual hosts of a route configuration that VHDS delivers. It returns nil if
+// no EnvoyFilter applies to the proxy, because only patchRoutes uses the domains.
 func (v proxyView) vhdsDomains(route string) domains {
 	if v.patches == nil || !v.p.UseVHDS {
 		return nil

@@ -35,7 +35,8 @@ type server struct {
 	defaultRefused bool
 }
 
-// name returns the name that identifies the server's routes together with the port.
+// name returns the server's name, or else the name of its port. The name and the port together identify the server's
+// routes.
 func (s server) name() string { return cmp.Or(s.spec.GetName(), s.spec.GetPort().GetName()) }
 
 // hosts returns the server's hosts without the namespace prefix.
@@ -224,8 +225,8 @@ func (v proxyView) gatewayListener(at netip.AddrPort, servers []server) *listene
 	return l
 }
 
-// claimChain removes those server names from a chain that an earlier chain of the listener has. It reports whether any
-// names remain. Envoy rejects a listener with two chains that have the same match.
+// claimChain removes from chain the server names that an earlier chain of the listener has, because Envoy rejects a
+// listener with two chains that have the same match. It reports whether chain still matches any names.
 func (d domains) claimChain(chain *listenerv3.FilterChain) bool {
 	match := chain.GetFilterChainMatch()
 	if len(match.GetServerNames()) == 0 {
@@ -235,7 +236,8 @@ func (d domains) claimChain(chain *listenerv3.FilterChain) bool {
 	return len(match.ServerNames) > 0
 }
 
-// serverChains returns the filter chains of one server.
+// serverChains returns the filter chains of one server. It returns nil if the certificate of an HTTPS server is not
+// available.
 func (v proxyView) serverChains(at netip.AddrPort, s server) []*listenerv3.FilterChain {
 	switch {
 	case s.isPlainHTTP():
@@ -282,7 +284,7 @@ func (gatewayMode) routeNames(v proxyView) []string {
 	return out
 }
 
-// serversOf returns the servers that use a route configuration.
+// serversOf returns the servers that use the route configuration that is called route.
 func (v proxyView) serversOf(route string) []server {
 	var servers []server
 	for _, s := range v.servers() {

@@ -18,7 +18,7 @@ func (s server) isAutoPassthrough() bool {
 	return s.spec.GetTls().GetMode() == networking.ServerTLSSettings_AUTO_PASSTHROUGH && s.protocol() == "TLS"
 }
 
-// autoPassthroughTarget is the cluster of a service's port that clients select by SNI.
+// autoPassthroughTarget identifies a cluster that clients select by SNI: a port of a service, and a subset or "".
 type autoPassthroughTarget struct {
 	svc    *registry.Service
 	subset string

@@ -34,7 +34,7 @@ func (s server) boundHosts(vs *snapshot.VirtualService) []string {
 	return out
 }
 
-// intersectHosts returns the intersection of two host patterns.
+// intersectHosts returns the intersection of two host patterns. It returns false if the intersection is empty.
 func intersectHosts(a, b string) (string, bool) {
 	switch {
 	case snapshot.MatchHost(a, b):

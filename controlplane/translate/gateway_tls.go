@@ -83,7 +83,8 @@ func (v proxyView) certificateReference(credentialName string) *tlsv3.SdsSecretC
 	return nil
 }
 
-// clientCAs returns a reference to the CA certificates for client certificates, or nil if none is configured.
+// clientCAs returns the SDS reference to the CA certificates that verify client certificates. It returns nil if none
+// are configured, or if they are not available.
 func (v proxyView) clientCAs(settings *networking.ServerTLSSettings) *tlsv3.SdsSecretConfig {
 	if name := authorityName(settings); v.isExternal(name) {
 		if settings.GetCaCertCredentialName() != "" {
@@ -144,8 +145,8 @@ func tlsVersion(v networking.ServerTLSSettings_TLSProtocol) tlsv3.TlsParameters_
 	}[v]
 }
 
-// connectionChains returns the filter chains of a server that forwards connections unchanged. With TLS passthrough, the
-// SNI selects the destination. Otherwise all connections have the same destination.
+// connectionChains returns the filter chains of a server that forwards connections instead of HTTP requests. With TLS
+// passthrough, the SNI selects the destination. Otherwise all connections have the same destination.
 func (v proxyView) connectionChains(s server) []*listenerv3.FilterChain {
 	if s.isAutoPassthrough() {
 		return v.autoPassthroughChains(s)

@@ -14,10 +14,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// grpcClusterKey is the cache key of a cluster for gRPC. That cluster is derived from the cluster for Envoy, so the key
-// contains the resource of the latter.
+// grpcClusterKey is the cache key of a cluster for gRPC. source is the cluster for Envoy from which it is derived.
 type grpcClusterKey struct {
-	of *xds.Resource
+	source *xds.Resource
 	// certificates: the client has a mesh certificate. It then uses mutual TLS even if the server accepts plaintext
 	// too.
 	certificates bool
@@ -118,9 +117,9 @@ func (c serviceCluster) grpcDiscovery(out *clusterv3.Cluster) {
 	}
 }
 
-// identities returns the SPIFFE IDs that the endpoints may have, including those in the trust domain's aliases.
-// Endpoints have such IDs while the mesh changes its trust domain. An empty list means that any identity of the mesh is
-// accepted.
+// identities returns the SPIFFE IDs that the endpoints may have: the subjectAltNames of the DestinationRule, or else
+// the IDs of the service's endpoints. The latter include the IDs in the trust domain's aliases, which endpoints have
+// while the mesh changes its trust domain. An empty list means that any identity of the mesh is accepted.
 func (c serviceCluster) identities(traffic snapshot.Traffic) []string {
 	if names := traffic.TLS.GetSubjectAltNames(); len(names) > 0 {
 		return names
@@ -152,9 +151,9 @@ func setGRPCLogicalDNS(out *clusterv3.Cluster, e snapshot.Endpoint) {
 	}
 }
 
-// grpcAssignmentKey is the cache key of a load assignment for gRPC. It contains the load assignment for Envoy from
-// which that is derived.
-type grpcAssignmentKey struct{ of *xds.Resource }
+// grpcAssignmentKey is the cache key of a load assignment for gRPC. source is the load assignment for Envoy from which
+// it is derived.
+type grpcAssignmentKey struct{ source *xds.Resource }
 
 func (v proxyView) grpcAssignment(name string) (*xds.Resource, error) {
 	c, ok := v.findGRPCCluster(name)

@@ -70,7 +70,7 @@ func grpcAction(from *routev3.RouteAction) *routev3.RouteAction {
 }
 
 // grpcHashPolicy returns the hash policy for gRPC. If Envoy would hash an address or a cookie, gRPC hashes the client's
-// channel.
+// channel. It returns nil for all other policies except headers, because gRPC does not support them.
 func grpcHashPolicy(from *routev3.RouteAction_HashPolicy) *routev3.RouteAction_HashPolicy {
 	switch {
 	case from.GetHeader() != nil:

@@ -13,7 +13,7 @@ import (
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 )
 
-// renumberPriorities replaces the priorities by consecutive numbers from 0 and preserves their order.
+// renumberPriorities sets the values of rank: it maps the priorities, in their order, to consecutive numbers from 0.
 func renumberPriorities(rank map[uint32]uint32) {
 	for i, p := range slices.Sorted(maps.Keys(rank)) {
 		rank[p] = uint32(i)

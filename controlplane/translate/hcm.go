@@ -139,8 +139,8 @@ var routeFilters = map[string]bool{
 	corsFilterName: true, faultFilterName: true, nameFilter: true, targetFilter: true, denyFilterName: true, allowFilterName: true, auditFilterName: true,
 }
 
-// disableRouteFilters disables the filters that routes configure. Envoy enables a filter for the requests whose route
-// configures it, and then creates only the enabled ones.
+// disableRouteFilters disables the filters in routeFilters by default. Envoy then creates such a filter only for
+// requests whose route configures it.
 func disableRouteFilters(filters []*hcmv3.HttpFilter) {
 	for _, f := range filters {
 		f.Disabled = routeFilters[f.GetName()]

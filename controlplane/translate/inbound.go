@@ -28,7 +28,7 @@ type inboundPort struct {
 	ingress *networking.IstioIngressListener
 }
 
-// withProtocol returns a copy of the port whose protocol is set to the detected one.
+// withProtocol returns a copy of the port with the specified protocol.
 func (p inboundPort) withProtocol(protocol registry.Protocol) inboundPort {
 	p.protocol = protocol
 	return p
@@ -114,8 +114,8 @@ type chainSet struct {
 	// sniffTLS, sniffHTTP: Envoy selects the chain by the first bytes of the connection. Listener filters inspect these
 	// bytes.
 	sniffTLS, sniffHTTP bool
-	// serverMayTalkFirst: the port accepts plaintext other than HTTP, so the client may wait for the first bytes of the
-	// server, and Envoy must not wait long for those of the client. In mutual TLS, the client sends first.
+	// serverMayTalkFirst: the port accepts plaintext other than HTTP. The client may then wait for the server's first
+	// bytes, so Envoy must not wait long for the client's first bytes. In mutual TLS, the client sends first.
 	serverMayTalkFirst bool
 }
 
@@ -194,7 +194,7 @@ func (v proxyView) plainChain(name string, port inboundPort) *listenerv3.FilterC
 	return &listenerv3.FilterChain{Name: fmt.Sprintf("%d_%s", port.number, name), Filters: v.inboundFilters(port, false)}
 }
 
-// apply sets the chains and their listener filters on a dedicated listener.
+// apply sets the chains and their listener filters on l, which is a listener for this port only.
 func (c chainSet) apply(v proxyView, l *listenerv3.Listener) {
 	l.FilterChains = c.chains
 	if c.sniffTLS {
@@ -295,7 +295,8 @@ func (v proxyView) inboundTLS(port inboundPort) *corev3.TransportSocket {
 	return serverTLS(&tlsv3.DownstreamTlsContext{CommonTlsContext: common, RequireClientCertificate: boolean(true)})
 }
 
-// inboundCluster returns the cluster of the workload's port. It leaves the endpoint to the interception mode.
+// inboundCluster returns the cluster of the workload's port without its endpoint. The interception mode adds the
+// endpoint.
 func inboundCluster(v proxyView, port inboundPort) *clusterv3.Cluster {
 	c := &clusterv3.Cluster{
 		Name:            InboundCluster(port.number),

@@ -22,7 +22,7 @@ type interceptionMode interface {
 	// hostPlan returns the virtual hosts of a sidecar's route configuration for many services. It returns nil for other
 	// route configurations.
 	hostPlan(v proxyView, route string) *hostPlan
-	// nonServiceClusters returns the clusters that do not belong to a service: those of the workload's ports, and those
+	// nonServiceClusters returns the clusters that do not belong to a service: the clusters of the workload's ports and
 	// of destinations outside the mesh.
 	nonServiceClusters(s *snapshot.Snapshot, p *Proxy) []*clusterv3.Cluster
 }

@@ -24,8 +24,8 @@ type noneMode struct{}
 // defaultHTTPProxyPort is the port of the HTTP proxy if the mesh configuration sets none.
 const defaultHTTPProxyPort = 15080
 
-// httpProxyAddress returns the address of the HTTP proxy. If the workload is on the proxy's machine, it is a loopback address: the
-// proxy sends requests of each client with the workload's identity, also to the workload's own ports.
+// httpProxyAddress returns the listen address of the HTTP proxy. If the workload is on the proxy's machine, this is a
+// loopback address: a client on another machine could otherwise send requests with the workload's identity.
 func httpProxyAddress(v proxyView) netip.AddrPort {
 	port := v.s.Mesh.GetProxyHttpPort()
 	if port == 0 {
@@ -141,7 +141,8 @@ func (noneMode) hostPlan(v proxyView, route string) *hostPlan {
 	return v.cachedHostPlan(route, v.httpProxyHosts)
 }
 
-// serviceRoute returns the route configuration "host:port" of a listener for one port of a service.
+// serviceRoute returns the route configuration that is called name ("host:port"), for the listener of one port of a
+// service. It returns nil if the service has no such HTTP port.
 func (v proxyView) serviceRoute(name string) (*xds.Resource, error) {
 	i := strings.LastIndexByte(name, ':')
 	if i < 0 {

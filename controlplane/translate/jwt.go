@@ -103,11 +103,11 @@ func (v proxyView) jwtProvider(rule jwtRule) *jwtv3.JwtProvider {
 	return p
 }
 
-// spaceDelimited returns the names of claims whose value is a space-separated list: the scopes of RFC 8693 and similar
-// claims.
-func spaceDelimited(more []string) []string {
+// spaceDelimited returns the names of the claims whose value is a space-separated list: "permission", "scope" (RFC
+// 8693) and the additional names.
+func spaceDelimited(additional []string) []string {
 	out := []string{"permission", "scope"}
-	for _, claim := range more {
+	for _, claim := range additional {
 		if !slices.Contains(out, claim) {
 			out = append(out, claim)
 		}
@@ -252,7 +252,8 @@ func requireAnyToken(rules []jwtRule, last *jwtv3.JwtRequirement) *jwtv3.JwtRequ
 	}}
 }
 
-// claimPath parses the bracketed parts of "request.auth.claims[realm_access][roles]".
+// claimPath returns the names in brackets of a key such as "request.auth.claims[realm_access][roles]". It returns nil
+// for other keys.
 func claimPath(key string) []string {
 	rest, ok := strings.CutPrefix(key, "request.auth.claims")
 	if !ok {

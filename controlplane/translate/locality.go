@@ -20,9 +20,9 @@ const (
 	networkLabel = "topology.istio.io/network"
 )
 
-// localitySetting returns the effective locality setting of a cluster: that of its DestinationRule or that of the mesh.
-// It returns nil if the selection of endpoints does not depend on localities. As in Istio, failover has an effect only
-// with outlier detection.
+// localitySetting returns the effective locality setting of a cluster: the setting of its DestinationRule, or else of
+// the mesh. It returns nil if the selection of endpoints does not depend on localities. As in Istio, failover has an
+// effect only with outlier detection.
 func localitySetting(mesh *meshconfig.MeshConfig, t snapshot.Traffic) *networking.LocalityLoadBalancerSetting {
 	setting := t.LoadBalancer.GetLocalityLbSetting()
 	if setting == nil {
@@ -62,8 +62,8 @@ func (c serviceCluster) localityKeyFor(p *Proxy) string {
 	return "is " + b.String()
 }
 
-// workloadLabel returns a label of a workload. If a topology label is missing, it returns the value from the workload's
-// locality or network.
+// workloadLabel returns the value of the label that is called key. If a topology label is missing, it returns the value
+// from the workload's locality or network.
 func workloadLabel(labels map[string]string, locality, network, key string) string {
 	if v, ok := labels[key]; ok {
 		return v
@@ -103,8 +103,8 @@ func (c serviceCluster) applyLocality(cla *endpointv3.ClusterLoadAssignment, eps
 	}
 }
 
-// applyDistribute sets the weight of each locality to the share of traffic that the rule specifies for it. It removes
-// localities without a share.
+// applyDistribute applies the first rule that matches the caller's locality. It sets the weight of each locality to its
+// share of the traffic, and removes localities without a share.
 func applyDistribute(cla *endpointv3.ClusterLoadAssignment, rules []*networking.LocalityLoadBalancerSetting_Distribute, at string) {
 	for _, rule := range rules {
 		if !localityMatches(rule.GetFrom(), at) {

@@ -19,8 +19,9 @@ const (
 // grpcOrHTTP distinguishes gRPC and HTTP by the content type.
 var grpcOrHTTP = tagRules(setTag("http"), startsWith("application/grpc"), "grpc")
 
-// withFallback returns a format command that yields a default for a missing value. The command reads the default from
-// the listener's metadata. The alternative, tag rules, would be three times as large and would run for each request.
+// withFallback returns a format command that yields the value of command, or a default if the value is missing. The
+// default is in the listener's metadata, under the key otherwise. Tag rules would have the same effect, but they would
+// be three times as large and would run for each request.
 func withFallback(command, parameter, otherwise string) string {
 	operator := `"` + command + `"`
 	if parameter != "" {

@@ -189,7 +189,8 @@ func literal(expression string) (string, bool) {
 	return inner, (quote == '"' || quote == '\'') && expression[len(expression)-1] == quote && !strings.ContainsAny(inner, `"'\`)
 }
 
-// celFormat returns the command that evaluates an expression. Envoy ends the command at the first ")%".
+// celFormat returns the format command that evaluates expression. It returns "" if the expression contains ")%", at
+// which Envoy would end the command, or if Envoy would reject the command.
 func celFormat(expression string) string {
 	format := "%CEL(" + strings.NewReplacer("\n", " ", "\r", " ").Replace(expression) + ")%"
 	if strings.Count(format, ")%") > 1 || config.CheckLogFormat(format) != nil {

@@ -22,14 +22,14 @@ import (
 const DefaultOnDemandTimeout = 10 * time.Second
 
 // SupportsOnDemand reports whether the proxy can request virtual hosts and clusters on demand. This requires a sidecar
-// with delta xDS and a suitable Envoy. Older versions have two bugs (seen in 1.38.3): they respond 404 to a request
+// with delta xDS and Envoy 1.40 or later. Older versions have two bugs (seen in 1.38.3): they respond 404 to a request
 // with a body that waited for its virtual host, and they repeat a request without a matching route endlessly.
 func (p *Proxy) SupportsOnDemand() bool {
 	return p.Type == Sidecar && !p.Proxyless && p.UseVHDS && p.isEnvoyAtLeast(1, 40)
 }
 
-// HeldClusters returns the clusters that an on-demand proxy should have: those that every proxy needs, and those with
-// these names.
+// HeldClusters returns the clusters for a proxy that requests clusters on demand: the clusters that do not belong to a
+// service, and the clusters whose names are in names.
 func HeldClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	own := map[string]bool{}
@@ -80,8 +80,8 @@ func HasCluster(s *snapshot.Snapshot, p *Proxy, name string) bool {
 
 var clusterNames = regexp.MustCompile(`outbound\|[0-9]+\|[-A-Za-z0-9._*]*\|[-A-Za-z0-9.*]+`)
 
-// RequiredClusters returns the names of clusters that a proxy needs although it does not request them on demand: those
-// that filters, access logs and tracers of its listeners use, and the targets of mirrored requests.
+// RequiredClusters returns the names of clusters that a proxy needs although it does not request them on demand.
+// Filters, access loggers and tracers of its listeners use these clusters, or requests are mirrored to them.
 func RequiredClusters(s *snapshot.Snapshot, p *Proxy) ([]string, error) {
 	v := newView(s, p)
 	needed := map[string]bool{}
@@ -121,7 +121,7 @@ func (v proxyView) isCollector(cluster string) bool {
 	}) || v.isSecretServer(cluster)
 }
 
-// isSecretServer reports whether a cluster is that of an SDS server.
+// isSecretServer reports whether a cluster belongs to the SDS server of the mesh configuration.
 func (v proxyView) isSecretServer(cluster string) bool {
 	name, _, ok := v.providerCluster(snapshot.SDSService(v.s.Mesh))
 	return ok && name == cluster

@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// HeldHosts contains the virtual hosts of one route configuration that an on-demand proxy has requested.
+// HeldHosts contains those virtual hosts of one route configuration that a proxy has requested on demand.
 type HeldHosts struct {
 	v     proxyView
 	route string
@@ -49,7 +49,7 @@ func NewHeldHosts(s *snapshot.Snapshot, p *Proxy, route string, names []string, 
 	return h
 }
 
-// add resolves one requested name.
+// add resolves one requested name and records the virtual host.
 func (h *HeldHosts) add(name string) {
 	if i, ok := h.plan.byName[name]; ok && h.exists(i) {
 		h.planned[i], h.resourceNames[name] = true, h.route+"/"+name
@@ -102,7 +102,7 @@ func (h *HeldHosts) addCovered() {
 	}
 }
 
-// ResourceName returns the resource name for a requested name, or "".
+// ResourceName returns the resource name for a requested name, or "" if the name has no virtual host.
 func (h *HeldHosts) ResourceName(name string) string { return h.resourceNames[name] }
 
 // Unknown returns the number of requested hosts that are outside the mesh.
@@ -202,8 +202,8 @@ func (v proxyView) disableIdleTimeout(host *routev3.VirtualHost) *routev3.Virtua
 	return host
 }
 
-// normalizeHost converts the host in a request to the form of a virtual host's domain. If all routes are for one port,
-// it removes the port.
+// normalizeHost converts the host in a request to the form of a virtual host's domain. With redirection, a route
+// configuration is for one port, so normalizeHost removes the port.
 func (v proxyView) normalizeHost(host string) string {
 	host = strings.ToLower(host)
 	if v.p.Interception == None {

@@ -12,8 +12,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/exposition"
 )
 
-// Envoy formats each label of each metric for each request. Where the agent can unpack them, all labels of a metric are
-// therefore packed into one, and those that a client sends into another one.
+// Envoy formats each label of each metric for each request. If the agent can unpack labels, the control plane therefore
+// packs all labels of a metric into one label, and the labels that a client sends into another label.
 
 const (
 	// packedKey is the key of packed values in the metadata of endpoints and clusters.
@@ -59,9 +59,9 @@ func (v proxyView) logsPeer(c chain) bool {
 	return false
 }
 
-// packTags returns one tag for all tags whose values Envoy sets, and the other tags. Constant values are in the name of
-// the tag, which costs nothing for each request. The value of a foreign tag is the last one, because it may contain the
-// separator.
+// packTags replaces the tags whose values Envoy sets by one packed tag. It returns the packed tag and the other tags.
+// The name of the packed tag contains the constant values, which therefore cost nothing for each request. The value of
+// a foreign tag is last, because it may contain the separator.
 func packTags(tags []tag) []tag {
 	names := []string{exposition.PackedPrefix}
 	var formats []string
@@ -91,7 +91,7 @@ func packTags(tags []tag) []tag {
 	return append([]tag{packed}, rest...)
 }
 
-// packOne returns the name of several labels that have one value, and joinOne their value.
+// packOne returns the name of a tag that contains several labels. joinOne returns its value.
 func packOne(names []string) string {
 	return strings.Join(names, exposition.PackedNameSeparator+exposition.PackedMore)
 }
@@ -114,8 +114,8 @@ func serviceLabelNames() []string {
 	return names
 }
 
-// packedCallerTag returns the labels that the client has sent. In histograms they are complete too: two values of one
-// packed label must not have the same labels.
+// packedCallerTag returns the tag with all labels that the client has sent. Histograms also have all of them: otherwise
+// two values of the packed label could result in the same labels.
 func packedCallerTag() tag {
 	names := append([]string{exposition.PackedPeerPrefix}, peerLabels("source")...)
 	return tag{

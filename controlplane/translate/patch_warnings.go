@@ -9,8 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// The control plane reports a skipped patch as long as it is skipped. Cached resources outlive one snapshot and serve
-// several proxies. Each resource therefore stores the patches that were skipped when it was built.
+// The control plane reports a skipped patch as long as the patch is skipped. Cached resources outlive one snapshot and
+// serve several proxies. Each resource therefore stores the patches that were skipped when it was built.
 
 // attachSkippedPatches stores in r.Notes the patches that were skipped while r was built.
 func attachSkippedPatches(left []envoyfilter.SkippedPatch, r *xds.Resource, err error) (*xds.Resource, error) {
@@ -46,7 +46,7 @@ func (v proxyView) reportSkippedPatches(typeURL string, made func(name string) b
 
 func matchAll(string) bool { return true }
 
-// matchNames returns a function that reports whether a name is one of names.
+// matchNames returns a function that reports whether names contains its argument.
 func matchNames(names []string) func(string) bool {
 	return func(name string) bool { return slices.Contains(names, name) }
 }

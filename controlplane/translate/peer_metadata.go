@@ -26,8 +26,8 @@ import (
 // depends only on certificates.
 const (
 	peerHeader = "x-pilotfish-peer"
-	// peerMetadata is the metadata namespace that describes the client of a request, and that describes the listener's
-	// own workload.
+	// peerMetadata is a metadata namespace. In a request's metadata, it describes the client. In a listener's metadata,
+	// it describes the proxy's own workload.
 	peerMetadata = "pilotfish.peer"
 	peerFilter   = "pilotfish.peer"
 )
@@ -35,8 +35,8 @@ const (
 // peer is the peer metadata of a workload.
 type peer struct{ workload, namespace, app, version, service, revision, cluster string }
 
-// peerField is one field of the header: its key in the header, its key in endpoint metadata, and the metric label that
-// it sets.
+// peerField is one field of the header. key is its key in the request's metadata, endpoint its key in endpoint
+// metadata, and label the metric label that it sets.
 type peerField struct {
 	key, endpoint, label string
 	histograms           bool
@@ -67,7 +67,7 @@ func (p peer) header() string {
 	return strings.Join(p.fields(), exposition.PackedSeparator)
 }
 
-// newPeer returns the peer metadata of a workload with these labels.
+// newPeer returns the peer metadata of the workload that is called workload and has these labels.
 func newPeer(workload, namespace string, labels map[string]string) peer {
 	first := func(names ...string) string {
 		for _, n := range names {
@@ -103,7 +103,8 @@ func (p *Proxy) peer() peer {
 
 var invalidNameChars = regexp.MustCompile(`[^A-Za-z0-9._/-]`)
 
-// sanitizeName replaces characters of node metadata that are special in formats or headers.
+// sanitizeName truncates a value of node metadata to 253 bytes, and replaces the characters that have a meaning in
+// formats or headers with "_".
 func sanitizeName(s string) string {
 	if len(s) > 253 {
 		s = s[:253]
@@ -156,7 +157,8 @@ func (r routing) addPeerHeader(route *routev3.Route) *routev3.Route {
 }
 
 // headersToRemove returns the headers that a gateway removes: the peer header, because a client may have sent it and it
-// must not leave the mesh. Sidecars need not remove it, because applications do not receive it and cannot forward it.
+// must not leave the mesh. It returns nil for a sidecar, whose application receives no peer header that it could
+// forward.
 func (r routing) headersToRemove() []string {
 	if r.gateway == snapshot.MeshGateway {
 		return nil
@@ -214,9 +216,9 @@ func (v proxyView) peerFilters(t traffic) []*hcmv3.HttpFilter {
 	return []*hcmv3.HttpFilter{httpFilter(peerFilter, config)}
 }
 
-// peerPattern returns an expression that matches one field of the header. It accepts only the allowed characters,
-// because invalid UTF-8 in a label would make all metrics unreadable. If the expression does not match, Envoy uses the
-// whole header as the value.
+// peerPattern returns an expression that matches field i of the header. It accepts only the allowed characters, because
+// invalid UTF-8 in a label would make all metrics unreadable. The expression also matches an invalid header, because
+// Envoy would otherwise use the complete header as the value.
 func peerPattern(i int) string {
 	return `^(?:(?:[^;]*;){` + strconv.Itoa(i) + `}([A-Za-z0-9._/-]*)(?:;.*)?$)?\C*`
 }

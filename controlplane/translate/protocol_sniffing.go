@@ -18,7 +18,7 @@ import (
 // first. It does not delay mutual TLS connections, because on these the client sends first.
 const defaultSniffTimeout = time.Second
 
-// sniffedHTTP returns the application protocols of the HTTP inspector that the proxy processes as HTTP.
+// sniffedHTTP returns those application protocols of the HTTP inspector that the proxy processes as HTTP.
 func (p *Proxy) sniffedHTTP() []string {
 	if p.AcceptsHTTP10 {
 		return []string{"http/1.0", "http/1.1", "h2c"}
@@ -40,7 +40,7 @@ func (v proxyView) setSniffTimeout(l *listenerv3.Listener) {
 	l.ContinueOnListenerFiltersTimeout = true
 }
 
-// disableOnPorts disables a listener filter on ports with a declared protocol.
+// disableOnPorts disables a listener filter on the ports in except, which have a declared protocol.
 func disableOnPorts(f *listenerv3.ListenerFilter, except []uint32) *listenerv3.ListenerFilter {
 	var rules []*listenerv3.ListenerFilterChainMatchPredicate
 	for _, port := range except {

@@ -17,8 +17,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// isEnvoyAtLeast reports whether the proxy's Envoy has at least that version. It returns false if the version is
-// unknown.
+// isEnvoyAtLeast reports whether the proxy's Envoy has at least the version major.minor. It returns false if the
+// version is unknown.
 func (p *Proxy) isEnvoyAtLeast(major, minor uint32) bool {
 	v := p.EnvoyVersion
 	return v[0] > major || v[0] == major && v[1] >= minor
@@ -96,8 +96,7 @@ type Proxy struct {
 	// the setting for this in the node's metadata: automatic, all or empty.
 	OnDemand bool
 	Scope    string
-	// OnDemandTimeout limits how long a request waits for an on-demand resource. It expires only while no control plane
-	// responds.
+	// OnDemandTimeout limits how long a request waits for an on-demand resource (see DefaultOnDemandTimeout).
 	OnDemandTimeout time.Duration
 	// EnvoyVersion is major, minor and patch of the node's Envoy version; zero if unknown.
 	EnvoyVersion [3]uint32
@@ -124,8 +123,8 @@ type Proxy struct {
 	PodPorts map[string]uint32
 	// Disconnected is closed when the proxy disconnects. If it is nil, the proxy counts as connected.
 	Disconnected <-chan struct{}
-	// AcceptsHTTP10: the proxy accepts HTTP/1.0. It otherwise refuses such requests, or forwards them as TCP where the
-	// protocol is not declared.
+	// AcceptsHTTP10: the proxy accepts HTTP/1.0. Otherwise it refuses HTTP/1.0 requests, or forwards them as TCP if the
+	// port's protocol is not declared.
 	AcceptsHTTP10 bool
 	// UnpacksLabels: the proxy's agent unpacks packed labels of metrics.
 	UnpacksLabels bool
@@ -140,8 +139,8 @@ type Upstream struct {
 	Listen netip.AddrPort
 }
 
-// metadata contains those fields of a node's metadata that the control plane uses. All values except LABELS are
-// strings, because agents read them from environment variables.
+// metadata contains the fields of a node's metadata that the control plane uses. All values except LABELS are strings,
+// because agents read them from environment variables.
 type metadata struct {
 	Name           string            `json:"NAME"`
 	Namespace      string            `json:"NAMESPACE"`
@@ -246,8 +245,8 @@ func stringFields(s *structpb.Struct) map[string]string {
 	return out
 }
 
-// mergeField returns a value that both the node's ID and its metadata contain. It returns an error if they contradict
-// each other: the control plane would otherwise use one value to serve the proxy and display the other.
+// mergeField returns a value that may be in the node's ID, in its metadata, or in both. It returns an error if the two
+// values differ: the control plane would otherwise use one value to serve the proxy and display the other.
 func mergeField(field, id, metadata string) (string, error) {
 	if id != "" && metadata != "" && id != metadata {
 		return "", fmt.Errorf("the node ID contains %q, but the metadata field %s is %q: both must have the same value", id, field, metadata)
@@ -308,7 +307,8 @@ func parseID(id string) (*Proxy, error) {
 }
 
 // checkIdentity returns an error if the proxy reports another namespace or service account than its verified identity
-// contains. Namespace and account determine which resources the proxy may receive.
+// contains. Namespace and account determine which resources the proxy may receive. checkIdentity also stores the
+// account of the identity and sets Authenticated.
 func (p *Proxy) checkIdentity(identity string) error {
 	if identity == "" {
 		return nil

@@ -23,5 +23,5 @@ func ProxyConfig(s *snapshot.Snapshot) (*xds.Resource, error) {
 	})
 }
 
-// proxyConfigKey contains all values on which the resource depends.
+// proxyConfigKey contains all values on which the proxy configuration depends.
 type proxyConfigKey struct{ mesh *meshconfig.MeshConfig }

@@ -19,7 +19,7 @@ import (
 
 // AffectedResources returns the resources of the proxy that a change may affect. For each type it returns all resources
 // or a list of names. s is the snapshot after the change. The result never omits an affected resource. It may contain
-// unaffected resources, whose only cost is that they are built again with the same content.
+// unaffected resources, which are then built again with the same content.
 func AffectedResources(s *snapshot.Snapshot, p *Proxy, change snapshot.Change) xds.PushScope {
 	// A proxyless client has few resources, which it requests by name. They may depend on documents anywhere in the
 	// mesh.
@@ -43,7 +43,7 @@ func AffectedResources(s *snapshot.Snapshot, p *Proxy, change snapshot.Change) x
 	return a.affected
 }
 
-// addCredentialClusters adds what depends on whether the proxy's account is one of a gateway.
+// addCredentialClusters adds the resources that depend on whether the proxy's account is the account of a gateway.
 func (a *scopeBuilder) addCredentialClusters() {
 	if a.p.Type == Router && a.mayHaveSecrets() && a.s.LimitsGatewayAccounts() && a.s.HasCredentials() {
 		a.addAll(xds.SecretType, xds.ClusterType, xds.EndpointType)
@@ -112,7 +112,7 @@ func (a *scopeBuilder) addServices(change snapshot.Change) {
 	}
 }
 
-// addClusters adds all current and earlier clusters of a service, with the subsets of all DestinationRules.
+// addClusters adds the names of all clusters that a service has or had, including the subsets of all DestinationRules.
 func (a *scopeBuilder) addClusters(svc *registry.Service, types ...string) {
 	subsets := append([]string{"", instanceSubset}, a.s.SubsetNames(svc)...)
 	for _, versions := range a.change.Resources {
@@ -135,8 +135,8 @@ func (a *scopeBuilder) addClusters(svc *registry.Service, types ...string) {
 	}
 }
 
-// namesakePorts returns the ports of all services with the hostname of svc. Of these services, one may take precedence
-// over the others.
+// namesakePorts returns the ports of svc and of all other services with its hostname. After the change, another one of
+// these services may take precedence.
 func (a *scopeBuilder) namesakePorts(svc *registry.Service) map[uint32]bool {
 	ports := map[uint32]bool{}
 	for _, s := range a.namesakes(svc) {
@@ -147,8 +147,8 @@ func (a *scopeBuilder) namesakePorts(svc *registry.Service) map[uint32]bool {
 	return ports
 }
 
-// addRenamed adds all resources if documents may refer to a service by the name of an added or removed service. The
-// rules in these documents may apply to a different service after the change.
+// addRenamed adds all resources if documents may refer to svc by its name. After the change, the rules in these
+// documents may apply to a different service.
 func (a *scopeBuilder) addRenamed(svc *registry.Service) {
 	if a.s.AffectsNames(svc) {
 		a.addAll(xds.Order...)

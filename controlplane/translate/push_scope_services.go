@@ -12,11 +12,11 @@ import (
 )
 
 // For the most common proxies, the resources that a changed service affects are added by name. These proxies are
-// sidecars with redirection, without a Sidecar resource and without EnvoyFilters. For other proxies, all resources of a
-// type are added.
+// sidecars with redirection to which no Sidecar resource and no EnvoyFilter applies. For other proxies, all resources
+// of a type are added.
 
-// isUnrestricted reports whether the proxy is a sidecar with redirection, without a Sidecar resource and without
-// EnvoyFilters.
+// isUnrestricted reports whether the proxy is a sidecar with redirection to which no Sidecar resource and no
+// EnvoyFilter applies.
 func (v proxyView) isUnrestricted() bool {
 	return v.p.isCaptured() && v.scope.Sidecar == nil && v.patches == nil
 }
@@ -29,8 +29,8 @@ func (a *scopeBuilder) canAddByName(namesakes []*registry.Service) bool {
 		!slices.ContainsFunc(namesakes, func(svc *registry.Service) bool { return strings.HasPrefix(svc.Hostname, "*") || svc.ByName })
 }
 
-// namesakes returns a service and all other services with the same hostname. Of these services, one may take precedence
-// over the others.
+// namesakes returns svc and all other services with its hostname. One of these services takes precedence over the
+// others.
 func (a *scopeBuilder) namesakes(svc *registry.Service) []*registry.Service {
 	return append(slices.Clone(a.s.Registry.ByHostname(svc.Hostname)), svc)
 }
@@ -47,7 +47,7 @@ func (a *scopeBuilder) addServiceRoutes(svc *registry.Service) {
 		a.addVirtualHost(svc.Hostname, port)
 		a.addVirtualHost(instanceHost(svc.Hostname), port)
 	}
-	// The virtual host that VirtualServices define for the host while the host is not a service.
+	// This virtual host is used while the host is not a service. VirtualServices define it.
 	a.addVirtualHost(svc.Hostname, 80)
 	for _, pattern := range a.s.HostPatterns(svc.Hostname) {
 		a.addVirtualHost(pattern, 80)
@@ -97,8 +97,8 @@ func (a *scopeBuilder) isTCPRouteTarget(svc *registry.Service) bool {
 	return false
 }
 
-// isListenerUnchanged reports whether the shared HTTP listener of a port is unchanged, because it depends on an earlier
-// service that has not changed.
+// isListenerUnchanged reports whether a change of svc does not affect the shared HTTP listener of the port. The
+// listener depends only on the port's first HTTP service by hostname.
 func (a *scopeBuilder) isListenerUnchanged(svc *registry.Service, port uint32) bool {
 	first := a.firstHTTPService(port)
 	if first == nil || first.Hostname >= svc.Hostname {
@@ -114,7 +114,7 @@ func (a *scopeBuilder) isListenerUnchanged(svc *registry.Service, port uint32) b
 	return !changed
 }
 
-// firstHTTPKey is the key of the index of first HTTP services in a scope's cache.
+// firstHTTPKey is the key, in a scope's cache, of the index of the first HTTP service of each port.
 type firstHTTPKey struct{}
 
 func (v proxyView) firstHTTPService(port uint32) *registry.Service {
@@ -133,8 +133,8 @@ func indexFirstHTTP(scope *snapshot.Scope) map[uint32]*registry.Service {
 	return first
 }
 
-// parseListenerNames returns the addresses of the listeners with these names. It returns false if these listeners
-// cannot be built without the other listeners.
+// parseListenerNames returns the addresses in the listener names. It returns false if the listeners cannot be built
+// separately from the other listeners, or if a name contains no address.
 func (v proxyView) parseListenerNames(names []string) (map[netip.AddrPort]bool, bool) {
 	if !v.isUnrestricted() {
 		return nil, false

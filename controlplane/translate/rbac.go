@@ -62,8 +62,8 @@ func (v proxyView) policies(tcp bool) policies {
 	return out
 }
 
-// addCustom adds the rules for an external authorizer. If the proxy cannot reach the authorizer, Envoy denies the
-// requests that match.
+// addCustom adds the rules of a CUSTOM policy for its external authorizer. If the proxy cannot reach the authorizer,
+// Envoy denies the requests that match the rules.
 func (v proxyView) addCustom(out *policies, p snapshot.Policy, tcp bool) {
 	name := p.Spec.GetProvider().GetName()
 	provider, ok := v.authorizer(name)
@@ -169,8 +169,8 @@ func (v proxyView) networkRBAC() []*listenerv3.Filter {
 	return out
 }
 
-// rbacRules returns the DENY and ALLOW rules for proxyless gRPC servers, which do not support external
-// authorization. They deny requests that would require it.
+// rbacRules returns the DENY and ALLOW rules for proxyless gRPC servers. Such servers do not support external
+// authorization, so the DENY rules include the rules of CUSTOM policies.
 func (v proxyView) rbacRules(tcp bool) []*rbacv3.RBAC {
 	p := v.policies(tcp)
 	for name, rules := range p.custom {

@@ -46,7 +46,7 @@ func (p pattern) matcher() *matcherv3.StringMatcher {
 	return exact(p.text)
 }
 
-// expression returns the pattern as a regular expression. The expression any replaces the wildcard.
+// expression returns the pattern as a regular expression. In the result, any replaces the wildcard.
 func (p pattern) expression(any string) string {
 	switch {
 	case p.isAny:
@@ -116,7 +116,7 @@ func trustDomainPrincipal(v string) *rbacv3.Principal {
 	return authenticated(regex("spiffe://" + parsePattern(v).expression("[^/]*") + "/.*"))
 }
 
-// cidr parses an address or a block.
+// cidr parses an IP address or a CIDR block. It returns nil if v is neither.
 func cidr(v string) *corev3.CidrRange {
 	p, err := netip.ParsePrefix(v)
 	if err != nil {
@@ -206,7 +206,7 @@ func isTemplate(path string) bool {
 	return strings.Contains(path, "{*}") || strings.Contains(path, "{**}")
 }
 
-// isValidPath reports whether Envoy accepts a path. An invalid template would crash Envoy.
+// isValidPath reports whether Envoy accepts v as a path or a path template. An invalid template would crash Envoy.
 func isValidPath(v string) bool {
 	if !isTemplate(v) {
 		return true

@@ -14,7 +14,7 @@ import (
 type ruleCompiler struct {
 	trustDomain string
 	aliases     []string
-	// namespace of the policy.
+	// namespace is the namespace of the policy.
 	namespace string
 	// tcp: the policy applies to connections, which have no request attributes. A DENY rule then ignores its conditions
 	// on requests, and an ALLOW rule with such conditions never matches. In both cases, the policy does not allow more
@@ -51,8 +51,9 @@ func (c ruleCompiler) compile(rule *security.Rule) *rbacv3.Policy {
 	return c.validOrFallback(policy)
 }
 
-// validOrFallback returns the policy if Envoy accepts it. Otherwise Envoy would reject the whole response. It replaces
-// an invalid DENY rule by one that denies everything, and returns nil for an invalid ALLOW rule.
+// validOrFallback returns the policy if Envoy accepts it. One invalid policy would make Envoy reject the complete
+// response. validOrFallback therefore replaces an invalid DENY policy by one that denies everything, and returns nil
+// for an invalid ALLOW policy.
 func (c ruleCompiler) validOrFallback(policy *rbacv3.Policy) *rbacv3.Policy {
 	switch {
 	case policy.Validate() == nil:
@@ -63,8 +64,8 @@ func (c ruleCompiler) validOrFallback(policy *rbacv3.Policy) *rbacv3.Policy {
 	return &rbacv3.Policy{Principals: []*rbacv3.Principal{andIDs(nil)}, Permissions: []*rbacv3.Permission{andRules(nil)}}
 }
 
-// areValidValues reports whether Envoy accepts all values. If not, the condition is omitted from a DENY rule, and an
-// ALLOW rule with the condition never matches.
+// areValidValues reports whether Envoy accepts all values, and fits returns true for all of them; fits may be nil. If
+// not, the caller omits the condition from a DENY rule, and an ALLOW rule with the condition never matches.
 func areValidValues(values, not []string, fits func(string) bool) bool {
 	for _, v := range slices.Concat(values, not) {
 		if len(v) > config.MaxPolicyValue || fits != nil && !fits(v) {
@@ -97,7 +98,7 @@ func (c ruleCompiler) operation(o *security.Operation) ([]*rbacv3.Permission, bo
 	return rules.list, !rules.impossible
 }
 
-// conditions compiles the field when of a rule. It returns false if its conditions can never match.
+// conditions compiles the conditions in the field when of a rule. It returns false if they can never match.
 func (c ruleCompiler) conditions(when []*security.Condition) ([]*rbacv3.Principal, []*rbacv3.Permission, bool) {
 	ids, rules := c.newPrincipals(), c.newPermissions()
 	for _, w := range when {
@@ -141,13 +142,13 @@ func (c ruleCompiler) conditions(when []*security.Condition) ([]*rbacv3.Principa
 	return ids.list, rules.list, !ids.impossible && !rules.impossible
 }
 
-// conditionList collects conditions, all of which must match. A condition of type T is about the client (a principal) or
-// about the requested operation (a permission).
+// conditionList collects conditions, all of which must match. T is the type of the conditions: principals are
+// conditions on the client, permissions are conditions on the requested operation.
 type conditionList[T any] struct {
 	c          ruleCompiler
 	list       []T
 	impossible bool
-	// or returns the condition that one of the values matches, and not the opposite of a condition.
+	// or returns the condition that at least one of the values matches. not returns the negation of a condition.
 	or  func(values []string, match func(string) T) T
 	not func(T) T
 }
@@ -164,7 +165,7 @@ func (c ruleCompiler) newPermissions() conditionList[*rbacv3.Permission] {
 	}}
 }
 
-// add adds the condition that one of values matches, and none of the values in not.
+// add adds the condition that at least one of values matches, and none of the values in not.
 func (l *conditionList[T]) add(values, not []string, match func(string) T) {
 	if !areValidValues(values, not, nil) {
 		l.impossible = l.impossible || !l.c.deny
@@ -178,7 +179,8 @@ func (l *conditionList[T]) add(values, not []string, match func(string) T) {
 	}
 }
 
-// addRequest is like add, but for attributes of requests.
+// addRequest is like add, but for attributes of requests. For TCP connections it adds no condition; an ALLOW rule then
+// never matches.
 func (l *conditionList[T]) addRequest(values, not []string, match func(string) T) {
 	switch {
 	case len(values)+len(not) == 0:
@@ -189,7 +191,7 @@ func (l *conditionList[T]) addRequest(values, not []string, match func(string) T
 	}
 }
 
-// addChecked is like addRequest, but the values must pass a check.
+// addChecked is like addRequest, but fits must return true for all values.
 func (l *conditionList[T]) addChecked(values, not []string, fits func(string) bool, match func(string) T) {
 	if !areValidValues(values, not, fits) {
 		l.impossible = l.impossible || !l.c.deny

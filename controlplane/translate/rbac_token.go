@@ -7,7 +7,7 @@ import (
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 )
 
-// metadataPrincipal matches metadata that another filter set.
+// metadataPrincipal matches dynamic metadata that the filter has set.
 func metadataPrincipal(filter string, path []string, value *matcherv3.ValueMatcher) *rbacv3.Principal {
 	return &rbacv3.Principal{Identifier: &rbacv3.Principal_SourcedMetadata{SourcedMetadata: &rbacv3.SourcedMetadata{
 		MetadataMatcher: metadataMatcher(filter, path, value),
@@ -41,7 +41,7 @@ func stringOrList(m *matcherv3.StringMatcher) *matcherv3.ValueMatcher {
 	}}}
 }
 
-// claimPrincipal matches a claim of the request's token.
+// claimPrincipal returns a function that builds a matcher for a value of the claim at path in the request's token.
 func claimPrincipal(path []string) func(string) *rbacv3.Principal {
 	return func(v string) *rbacv3.Principal {
 		return metadataPrincipal(jwtFilterName, append([]string{tokenPayload}, path...), stringOrList(parsePattern(v).matcher()))
@@ -92,7 +92,8 @@ func requestPrincipal(v string) *rbacv3.Principal {
 	return orPrincipals(ways)
 }
 
-// prefixOrAny returns a prefix matcher. An empty prefix, which Envoy rejects, becomes a matcher for any value.
+// prefixOrAny returns a matcher for values that begin with s. If s is empty, which Envoy rejects as a prefix, it
+// returns a matcher for any value.
 func prefixOrAny(s string) *matcherv3.StringMatcher {
 	if s == "" {
 		return regex(".+")
@@ -116,8 +117,9 @@ func orPrincipals(ids []*rbacv3.Principal) *rbacv3.Principal {
 
 const filterMetadataKey = "experimental.envoy.filters."
 
-// metadataPermission matches metadata that another filter sets:
-// "experimental.envoy.filters.network.mysql_proxy[db.table]". A value in brackets matches one element of a list.
+// metadataPermission matches metadata that another filter sets, for example
+// "experimental.envoy.filters.network.mysql_proxy[db.table]". If the value is in brackets, it matches one element of a
+// list.
 func metadataPermission(key string) func(string) *rbacv3.Permission {
 	filter, name, _ := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(key, "experimental."), "]"), "[")
 	return func(v string) *rbacv3.Permission {

@@ -38,7 +38,7 @@ func OutboundCluster(host, subset string, port uint32) string {
 // InboundCluster returns the name of the cluster of a workload's own port.
 func InboundCluster(port uint32) string { return fmt.Sprintf("inbound|%d||", port) }
 
-// parseOutbound parses the name of an outbound cluster.
+// parseOutbound parses the name of an outbound cluster. ok is false for other names.
 func parseOutbound(name string) (host, subset string, port uint32, ok bool) {
 	parts := strings.Split(name, "|")
 	if len(parts) != 4 || parts[0] != "outbound" {
@@ -62,8 +62,8 @@ func parseInbound(name string) (port uint32, ok bool) {
 	return uint32(n), err == nil
 }
 
-// ValidName reports whether a resource of the type can have the name in any configuration of the mesh. EnvoyFilters may
-// add clusters, listeners, routes and extensions with any name without control characters.
+// ValidName reports whether a resource of type typeURL can be called name in any configuration of the mesh.
+// EnvoyFilters may add clusters, listeners, routes and extensions with any name without control characters.
 func ValidName(typeURL, name string) bool {
 	if name == "" || strings.ContainsFunc(name, unicode.IsControl) {
 		return false
@@ -82,7 +82,7 @@ func ValidName(typeURL, name string) bool {
 	return true
 }
 
-// routesPort returns the service port that a sidecar's route configuration is for. It returns 0 if the route
+// routesPort returns the port of a sidecar's route configuration that is called name. It returns 0 if the route
 // configuration is for several ports.
 func routesPort(name string) uint32 {
 	if port, ok := parseInbound(name); ok {
@@ -95,8 +95,8 @@ func routesPort(name string) uint32 {
 	return uint32(n)
 }
 
-// sniName returns the SNI of a sidecar's connections to a cluster. It is the cluster's name, with only characters that
-// a host name may contain.
+// sniName returns the SNI of a sidecar's connections to a cluster. It is the cluster's name, written only with
+// characters that a host name may contain.
 func sniName(host, subset string, port uint32) string {
 	return fmt.Sprintf("outbound_.%d_.%s_.%s", port, subset, host)
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// defaultRetryOn is Istio's default. Envoy retries if the request did not reach the workload, or if the response shows
-// that a retry is safe.
+// defaultRetryOn contains Istio's default retry conditions. Envoy retries if the request did not reach the workload, or
+// if the response shows that a retry is safe.
 const defaultRetryOn = "connect-failure,refused-stream,unavailable,cancelled,retriable-status-codes"
 
 // retryPolicy returns the retry policy of a rule, or nil if the rule disables retries.

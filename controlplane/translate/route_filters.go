@@ -87,8 +87,8 @@ func faultShare(p *networking.Percent, old int32) *typev3.FractionalPercent {
 	return fraction(p, 100)
 }
 
-// fraction returns a percentage with four decimal places, which is Envoy's maximum precision. If p is nil, it returns
-// none as the percentage.
+// fraction returns a percentage with four decimal places, which is Envoy's maximum precision. If p is nil, the
+// percentage is none.
 func fraction(p *networking.Percent, none float64) *typev3.FractionalPercent {
 	if p != nil {
 		none = p.GetValue()

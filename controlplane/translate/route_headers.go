@@ -45,7 +45,8 @@ func headerOption(name, value string, how corev3.HeaderValueOption_HeaderAppendA
 
 func isAuthority(name string) bool { return strings.EqualFold(name, "host") || name == ":authority" }
 
-// rewrittenAuthority returns the value to which a rule sets the Host header, for which Envoy has a separate field.
+// rewrittenAuthority returns the value to which a rule sets the Host header, or "" if it does not set this header.
+// Envoy has a separate field for this value.
 func rewrittenAuthority(h *networking.Headers) string {
 	set := h.GetRequest().GetSet()
 	for _, name := range slices.Sorted(maps.Keys(set)) {

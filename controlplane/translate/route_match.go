@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// routeMatch converts the part of a match condition that Envoy must evaluate for each request.
+// routeMatch returns those conditions of m that Envoy must evaluate for each request.
 func routeMatch(m *networking.HTTPMatchRequest) *routev3.RouteMatch {
 	out := matchAllPaths()
 	if m == nil {

@@ -31,7 +31,8 @@ func (v proxyView) routing(gateway string, port uint32) routing {
 	return routing{mesh: v.s.Mesh, scope: v.scope, gateway: gateway, namespace: v.p.Namespace, labels: v.p.Labels, port: port, captured: v.p.isCaptured()}
 }
 
-// appliesTo reports whether a condition matches, as far as it depends only on the caller and the port.
+// appliesTo reports whether the conditions on gateways, labels, namespace and port match. The control plane can
+// evaluate these conditions because they do not depend on the request.
 func (r routing) appliesTo(vs *snapshot.VirtualService, gateways []string, labels map[string]string, namespace string, port uint32) bool {
 	if len(gateways) > 0 && !slices.ContainsFunc(gateways, func(g string) bool {
 		return snapshot.GatewayName(g, vs.Namespace) == r.gateway
@@ -54,8 +55,8 @@ func (r routing) cluster(d *networking.Destination, namespace string) string {
 	return OutboundCluster(host, d.GetSubset(), port)
 }
 
-// destination returns the service and port of a destination. The port is the specified one, or else the service's only
-// port, or else the port of the request.
+// destination returns the service and the port to which d refers. The port is the specified one, or else the service's
+// only port, or else the port of the request.
 func (r routing) destination(d *networking.Destination, namespace string) (*registry.Service, uint32) {
 	svc := r.scope.Resolve(d.GetHost(), namespace)
 	switch {
@@ -183,8 +184,7 @@ func (r routing) forwardAction(vs *snapshot.VirtualService, rule *networking.HTT
 	return &routev3.Route_Route{Route: action}
 }
 
-// dropZeroWeights removes destinations with weight 0. If no destination has a weight, it assigns the same weight to
-// all.
+// dropZeroWeights removes destinations with weight 0. If no destination has a weight, it returns all of them unchanged.
 func dropZeroWeights(routes []*networking.HTTPRouteDestination) []*networking.HTTPRouteDestination {
 	var out []*networking.HTTPRouteDestination
 	for _, d := range routes {

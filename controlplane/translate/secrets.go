@@ -24,8 +24,8 @@ func kubernetesSecret(name string) *tlsv3.SdsSecretConfig {
 	return &tlsv3.SdsSecretConfig{Name: secretScheme + name, SdsConfig: ads()}
 }
 
-// certificateSecret returns the Secret with this name if the proxy may use it. The proxy must have proved that it
-// belongs to the Secret's namespace.
+// certificateSecret returns the Secret that is called name if the proxy may use it, or nil. The proxy must have proved
+// that it belongs to the Secret's namespace.
 func (v proxyView) certificateSecret(name string) *config.SecretSpec {
 	if !v.mayHaveSecrets() {
 		return nil
@@ -33,7 +33,7 @@ func (v proxyView) certificateSecret(name string) *config.SecretSpec {
 	return v.allowedSecret(v.s.Certificate(v.p.Namespace, name))
 }
 
-// caSecret returns the Secret with CA certificates, under the same condition as certificateSecret.
+// caSecret is like certificateSecret, but for a Secret with CA certificates.
 func (v proxyView) caSecret(name string) *config.SecretSpec {
 	if !v.mayHaveSecrets() {
 		return nil
@@ -62,8 +62,8 @@ func credentialNames(settings *networking.ServerTLSSettings) []string {
 	return nil
 }
 
-// authorityName returns the credentialName of the CA certificates for a server's clients. It returns "" if the server
-// needs no CA certificates or reads them from a file.
+// authorityName returns the credentialName of the CA certificates that verify a server's clients. It returns "" if the
+// server does not verify clients, or reads the CA certificates from a file.
 func authorityName(settings *networking.ServerTLSSettings) string {
 	switch settings.GetMode() {
 	case networking.ServerTLSSettings_MUTUAL, networking.ServerTLSSettings_OPTIONAL_MUTUAL:
@@ -79,8 +79,8 @@ func authorityName(settings *networking.ServerTLSSettings) string {
 	return ""
 }
 
-// serverSecrets returns the names of the Secrets with a server's certificates, without those that an SDS server of the
-// user provides.
+// serverSecrets returns the names of the Secrets with a server's certificates. It omits certificates that an SDS server
+// of the user provides.
 func (v proxyView) serverSecrets(settings *networking.ServerTLSSettings) []string {
 	var out []string
 	for _, name := range credentialNames(settings) {
@@ -91,7 +91,8 @@ func (v proxyView) serverSecrets(settings *networking.ServerTLSSettings) []strin
 	return out
 }
 
-// authoritySecret returns the name of the Secret with the CA certificates for a server's clients, or "".
+// authoritySecret returns the name of the Secret with the CA certificates that verify a server's clients. It returns ""
+// if the server does not verify clients, or receives the CA certificates from a file or from an SDS server of the user.
 func (v proxyView) authoritySecret(settings *networking.ServerTLSSettings) string {
 	name := authorityName(settings)
 	if v.isExternal(name) {
@@ -100,8 +101,8 @@ func (v proxyView) authoritySecret(settings *networking.ServerTLSSettings) strin
 	return config.SecretName(name)
 }
 
-// secretNames returns the names of all secrets to which the proxy's servers, and the DestinationRules for its
-// upstreams, refer.
+// secretNames returns the names of the SDS resources to which the proxy's servers and the DestinationRules of its
+// upstreams refer.
 func (v proxyView) secretNames() []string {
 	if !v.mayHaveSecrets() {
 		return nil
@@ -153,9 +154,9 @@ func (v proxyView) terminatedTLS() []*networking.ServerTLSSettings {
 	return out
 }
 
-// Secrets returns the certificates with these names, if documents refer to them for this proxy. It skips unknown names.
-// Without names it returns all. The resources are built for each proxy and never cached, because they contain private
-// keys.
+// Secrets returns the certificates that are called names, if documents refer to them for this proxy. It skips unknown
+// names. If names is empty, it returns all certificates. The resources are built for each proxy and never cached,
+// because they contain private keys.
 func Secrets(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	referred := v.secretNames()
@@ -196,8 +197,8 @@ func (v proxyView) secret(name string) *tlsv3.Secret {
 	}}}
 }
 
-// validationContext returns CA certificates and their revocation lists. Envoy checks only the client's own certificate
-// for revocation. It would otherwise require a revocation list for each CA in the chain.
+// validationContext returns a validation context with CA certificates and their revocation lists. Envoy checks only the
+// client's own certificate for revocation. It would otherwise require a revocation list for each CA in the chain.
 func validationContext(s *config.SecretSpec) *tlsv3.CertificateValidationContext {
 	out := &tlsv3.CertificateValidationContext{TrustedCa: inlineBytes(s.Authorities)}
 	if len(s.Revoked) > 0 {

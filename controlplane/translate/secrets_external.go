@@ -13,8 +13,8 @@ import (
 const (
 	// credentialCluster is the cluster of the SDS server on credentialSocket, with Istio's name.
 	credentialCluster = "sds-external"
-	// credentialSocket is the socket on which an SDS server of the user may listen, relative to Envoy's directory. The
-	// agent reports in credentialMetadata that one does.
+	// credentialSocket is the path, relative to Envoy's directory, of a socket on which an SDS server of the user may
+	// listen. If it does, the agent reports this in the metadata field credentialMetadata.
 	credentialSocket   = "./var/run/secrets/credential-uds/socket"
 	credentialMetadata = "credential"
 )
@@ -22,8 +22,8 @@ const (
 // hasCredentialSocket reports whether an SDS server of the user listens on the proxy's credential socket.
 func (p *Proxy) hasCredentialSocket() bool { return p.Metadata[credentialMetadata] == "true" }
 
-// isExternal reports whether an SDS server of the user provides a certificate: one on the proxy's credential socket,
-// or that of an extension provider. Other certificates are in Secrets.
+// isExternal reports whether an SDS server of the user provides the certificate. The server is on the proxy's
+// credential socket, or is an extension provider. Other certificates are in Secrets.
 func (v proxyView) isExternal(credentialName string) bool {
 	if _, ok := config.ExternalCredential(credentialName); !ok {
 		return false
@@ -32,9 +32,10 @@ func (v proxyView) isExternal(credentialName string) bool {
 	return v.p.hasCredentialSocket() || service != ""
 }
 
-// externalSecret returns a reference to a certificate, or with a suffix to its CA certificates, at an SDS server of the
-// user. As in Istio, the server on the socket precedes an extension provider and receives the name with its scheme. It
-// returns nil if the provider's service is not visible to the proxy.
+// externalSecret returns a reference to a secret at an SDS server of the user: to a certificate, or to CA certificates
+// if suffix is authoritySuffix. As in Istio, the server on the credential socket takes precedence over an extension
+// provider, and receives the name with its scheme. externalSecret returns nil if the provider's service is not visible
+// to the proxy.
 func (v proxyView) externalSecret(credentialName, suffix string) *tlsv3.SdsSecretConfig {
 	if v.p.hasCredentialSocket() {
 		return socketSecret(credentialName + suffix)

@@ -7,20 +7,20 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// mayServe reports whether the proxy's service account may receive the Secrets of a Gateway's server. It is not
-// sufficient that the Gateway selects the labels of the node, because any proxy of the namespace can report these
-// labels.
+// mayServe reports whether the proxy's service account may receive the Secrets of a Gateway's server. It does not rely
+// on the labels that the node reports, because any proxy of the namespace can report the labels that the Gateway
+// selects.
 func (v proxyView) mayServe(s server) bool {
 	return v.isGatewayAccount(s.gw) || !slices.ContainsFunc(v.allSecrets(s), v.isUnlisted)
 }
 
-// isGatewayAccount reports whether the Gateway selects a workload in the registry with the proxy's account. An
-// auto-registered workload also qualifies, because its labels are those of its WorkloadGroup and not chosen by itself.
+// isGatewayAccount reports whether the Gateway selects a known workload with the proxy's account. An auto-registered
+// workload also qualifies, because it cannot choose its labels: they are the labels of its WorkloadGroup.
 func (v proxyView) isGatewayAccount(gw snapshot.Gateway) bool {
 	return v.p.RegisteredAddress.IsValid() || v.s.IsGatewayAccount(gw, v.p.Namespace, v.p.ServiceAccount)
 }
 
-// isUnlisted reports whether the Secret exists, but does not list the service accounts that may use it.
+// isUnlisted reports whether the Secret exists but does not specify which service accounts may use it.
 func (v proxyView) isUnlisted(name string) bool {
 	isUnlisted := func(s *config.SecretSpec) bool { return s != nil && s.Accounts == nil }
 	return isUnlisted(v.s.Certificate(v.p.Namespace, name)) || isUnlisted(v.s.CACertificates(v.p.Namespace, name))
@@ -35,8 +35,8 @@ func (v proxyView) allSecrets(s server) []string {
 	return names
 }
 
-// WithheldSecrets returns the names of Secrets that a gateway does not receive because of its service account, although
-// a Gateway that selects the labels that the gateway reports, or a DestinationRule, refers to them.
+// WithheldSecrets returns the names of Secrets that a gateway does not receive because of its service account. A
+// DestinationRule, or a Gateway that selects the labels in the node metadata, refers to these Secrets.
 func WithheldSecrets(s *snapshot.Snapshot, p *Proxy) []string {
 	v := newView(s, p)
 	if p.Type != Router || !v.mayHaveSecrets() {

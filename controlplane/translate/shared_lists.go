@@ -12,9 +12,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// listCache caches lists of resources that the proxies of one scope share. Without it, if many proxies request many
-// resources, most of the time is spent on looking up each resource. The cache is cleared when it has maxLists entries.
-// This happens only with many different labels, localities or EnvoyFilters. Callers must not modify a list.
+// listCache caches lists of resources that the proxies of one scope share. Without the cache, if many proxies request
+// many resources, the control plane spends most of its time looking up single resources. The cache is cleared when it
+// has maxLists entries. This happens only with many different labels, localities or EnvoyFilters. Callers must not
+// modify a list.
 type listCache struct {
 	mu      sync.Mutex
 	entries map[any]func() ([]*xds.Resource, error)
@@ -47,7 +48,7 @@ type scopeListsKey struct{}
 
 type snapshotListsKey struct{ scope *snapshot.Scope }
 
-// scopeLists returns the list cache that exists as long as the scope.
+// scopeLists returns a list cache that exists as long as the scope.
 func (v proxyView) scopeLists() *listCache {
 	return v.scope.Memo(scopeListsKey{}, newListCache).(*listCache)
 }
@@ -95,7 +96,7 @@ func (v proxyView) proxyClass() proxyClass {
 	}
 }
 
-// usesLocalityKey is a cache key. Its value reports whether the endpoints of any service depend on the caller's
+// usesLocalityKey is a cache key. The cached value is true if the endpoints of any service depend on the caller's
 // locality.
 type usesLocalityKey struct{}
 

@@ -38,8 +38,8 @@ func (v proxyView) ingressPorts() []inboundPort {
 	return out
 }
 
-// dedicatedListener returns the address of a listener for this port alone. It returns false if the kernel redirects
-// connections to the port, so that the port needs no such listener.
+// dedicatedListener returns the address of a listener for this port alone. It returns false if the port needs no such
+// listener, because the kernel redirects connections to the port.
 func (v proxyView) dedicatedListener(port inboundPort) (netip.AddrPort, bool) {
 	at := netip.AddrPortFrom(v.p.Address, uint16(port.number))
 	if bind, err := netip.ParseAddr(port.ingress.GetBind()); err == nil {
@@ -79,8 +79,9 @@ func applyInboundPool(c *clusterv3.Cluster, port inboundPort, pool *networking.C
 	setHTTPOptions(c, options)
 }
 
-// setWorkloadEndpoint sets the cluster's endpoint to the address that the Sidecar specifies for a port. It returns
-// false if the Sidecar specifies no address.
+// setWorkloadEndpoint sets the cluster's endpoint to the address that the Sidecar specifies for a port. Without such an
+// address, a redirected sidecar forwards connections of a dedicated listener to 127.0.0.1. setWorkloadEndpoint returns
+// false in all other cases.
 func (v proxyView) setWorkloadEndpoint(c *clusterv3.Cluster, port inboundPort) bool {
 	endpoint := port.ingress.GetDefaultEndpoint()
 	if _, own := v.dedicatedListener(port); endpoint == "" && own && port.ingress != nil && v.p.Interception == Redirect {
@@ -104,9 +105,9 @@ func (v proxyView) setWorkloadEndpoint(c *clusterv3.Cluster, port inboundPort) b
 	return true
 }
 
-// workloadAddress parses an endpoint of the workload. instance reports whether the endpoint is the address at which
-// peers reach the workload. If a workload shares its network namespace, it has an address of its own, which replaces a
-// loopback address.
+// workloadAddress parses an endpoint of the workload. If a workload shares its network namespace, its own address
+// replaces the address in endpoint. instance reports whether the result is the address at which peers reach the
+// workload.
 func (v proxyView) workloadAddress(endpoint string) (to *corev3.Address, instance bool) {
 	if path, ok := strings.CutPrefix(endpoint, "unix://"); ok {
 		return pipe(path), false
@@ -123,7 +124,8 @@ func (v proxyView) workloadAddress(endpoint string) (to *corev3.Address, instanc
 	return socketAddress(at), false
 }
 
-// ingressTLS returns the TLS settings that the Sidecar specifies for a port without mesh TLS, or nil.
+// ingressTLS returns the transport socket for the TLS settings that the Sidecar specifies for a port without mesh TLS.
+// It returns nil if there are none, or if the certificate is not available.
 func (v proxyView) ingressTLS(port inboundPort) *corev3.TransportSocket {
 	if port.ingress.GetTls() == nil {
 		return nil
@@ -178,7 +180,8 @@ func (e egressListener) services(v proxyView) []*registry.Service {
 	return out
 }
 
-// buildEgressListeners returns the egress listeners of the Sidecar. It omits those whose address another listener uses.
+// buildEgressListeners returns the egress listeners of the Sidecar, and adds their addresses to taken. It omits listeners
+// whose address is already in taken, and listeners through which no service is visible.
 func (v proxyView) buildEgressListeners(taken map[netip.AddrPort]bool) []*listenerv3.Listener {
 	var out []*listenerv3.Listener
 	for _, e := range v.egressListeners() {

@@ -36,7 +36,7 @@ func (v proxyView) tcpFilters(t traffic, statPrefix string, to []clusterWeight) 
 	return append(out, v.tcpProxy(t, statPrefix, to))
 }
 
-// blackHoleFilters close connections.
+// blackHoleFilters returns filters that close all connections.
 func (v proxyView) blackHoleFilters(t traffic) []*listenerv3.Filter {
 	return []*listenerv3.Filter{v.tcpProxy(t, BlackHoleCluster, toCluster(BlackHoleCluster))}
 }
@@ -65,8 +65,8 @@ func (v proxyView) tcpProxy(at traffic, statPrefix string, to []clusterWeight) *
 	return networkFilter("envoy.filters.network.tcp_proxy", t)
 }
 
-// tcpClusterWeights returns the destinations of a sidecar's connections to a service's port. They are those of the
-// first matching TCP route of the service's VirtualService. Without such a route, the destination is the service
+// tcpClusterWeights returns the destinations of a sidecar's connections to a service's port. These are the destinations
+// of the first matching TCP route of the service's VirtualService. Without such a route, the destination is the service
 // itself.
 func (v proxyView) tcpClusterWeights(svc *registry.Service, port uint32) []clusterWeight {
 	declared, _ := svc.Port(port)
@@ -82,7 +82,7 @@ func (v proxyView) tcpClusterWeights(svc *registry.Service, port uint32) []clust
 	return toCluster(OutboundCluster(svc.Hostname, "", port))
 }
 
-// applyConnectionSettings applies the connection settings of the DestinationRule of the first destination.
+// applyConnectionSettings applies the connection settings of the first destination's DestinationRule to t.
 func (v proxyView) applyConnectionSettings(t *tcpv3.TcpProxy, to []clusterWeight) {
 	host, subset, number, ok := parseOutbound(to[0].cluster)
 	if !ok {
@@ -107,9 +107,8 @@ func (v proxyView) applyConnectionSettings(t *tcpv3.TcpProxy, to []clusterWeight
 	}
 }
 
-// connectionRoutes returns the routes of connections to a service's port that arrive at an address. They are ordered by
-// precedence: TLS routes of its VirtualService by SNI, TCP routes of its VirtualService, the route to the service
-// itself.
+// connectionRoutes returns the routes of connections that arrive at the address at, for a port of svc. They are ordered
+// by precedence: TLS routes of the service's VirtualService by SNI, its TCP routes, the route to the service itself.
 func (v proxyView) connectionRoutes(svc *registry.Service, port registry.Port, t traffic, at netip.AddrPort) []connectionRoute {
 	r := v.routing(snapshot.MeshGateway, port.Number)
 	own := OutboundCluster(svc.Hostname, "", port.Number)
@@ -155,7 +154,8 @@ func (v proxyView) connectionRoutes(svc *registry.Service, port registry.Port, t
 	return out
 }
 
-// endpointSubnets returns the addresses of a service's endpoints, because clients may connect to an endpoint directly.
+// endpointSubnets returns the addresses of a service's endpoints. Clients may connect to an endpoint directly, so these
+// addresses select the service too.
 func (v proxyView) endpointSubnets(svc *registry.Service, port uint32) []netip.Prefix {
 	var out []netip.Prefix
 	if instances := v.p.instances(v.s, svc); instances != nil {
@@ -169,8 +169,8 @@ func (v proxyView) endpointSubnets(svc *registry.Service, port uint32) []netip.P
 	return slices.Compact(out)
 }
 
-// matchTLS converts that part of a condition that Envoy must evaluate. It is for connections that arrive at an address.
-// It returns false if such connections never match.
+// matchTLS returns those conditions of m that Envoy must evaluate for connections that arrive at the address at. It
+// returns false if such connections never match.
 func (r routing) matchTLS(vs *snapshot.VirtualService, m *networking.TLSMatchAttributes, at netip.AddrPort) (connectionMatch, bool) {
 	if !r.appliesTo(vs, m.GetGateways(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetPort()) {
 		return connectionMatch{}, false
@@ -183,14 +183,14 @@ func (r routing) matchTLS(vs *snapshot.VirtualService, m *networking.TLSMatchAtt
 	return match, ok
 }
 
-// matchTCP returns those conditions of a route that connections from the address from may match.
-func (r routing) matchTCP(vs *snapshot.VirtualService, from netip.Addr, matches []*networking.L4MatchAttributes, at netip.AddrPort) []connectionMatch {
+// matchTCP returns a match for each condition that connections from client to the address at may meet.
+func (r routing) matchTCP(vs *snapshot.VirtualService, client netip.Addr, matches []*networking.L4MatchAttributes, at netip.AddrPort) []connectionMatch {
 	if len(matches) == 0 {
 		return []connectionMatch{{}}
 	}
 	var out []connectionMatch
 	for _, m := range matches {
-		if !r.appliesTo(vs, m.GetGateways(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetPort()) || !isInSubnet(m.GetSourceSubnet(), from) {
+		if !r.appliesTo(vs, m.GetGateways(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetPort()) || !isInSubnet(m.GetSourceSubnet(), client) {
 			continue
 		}
 		if subnets, ok := matchDestination(m.GetDestinationSubnets(), at); ok {
@@ -200,8 +200,8 @@ func (r routing) matchTCP(vs *snapshot.VirtualService, from netip.Addr, matches 
 	return out
 }
 
-// matchDestination reports whether connections that arrive at an address may match one of the subnets. For a wildcard
-// address it also returns the subnets that Envoy must check for each connection.
+// matchDestination reports whether connections that arrive at the address at may match one of the written subnets. If
+// at is a wildcard address, left contains the subnets that Envoy must check for each connection.
 func matchDestination(written []string, at netip.AddrPort) (left []netip.Prefix, ok bool) {
 	if len(written) == 0 {
 		return nil, true
@@ -227,7 +227,7 @@ func isInSubnet(written string, addr netip.Addr) bool {
 	return ok && subnet.Contains(addr)
 }
 
-// parseSubnet parses an address or a block.
+// parseSubnet parses an IP address or a CIDR block.
 func parseSubnet(text string) (netip.Prefix, bool) {
 	if addr, err := netip.ParseAddr(text); err == nil {
 		return netip.PrefixFrom(addr, addr.BitLen()), true
@@ -250,7 +250,8 @@ func (r routing) matchesTCP(vs *snapshot.VirtualService, matches []*networking.L
 	return false
 }
 
-// clusterWeights converts weighted destinations.
+// clusterWeights converts weighted destinations to clusters. It omits destinations with weight 0. If none remains, it
+// returns BlackHoleCluster.
 func (r routing) clusterWeights(vs *snapshot.VirtualService, routes []*networking.RouteDestination) []clusterWeight {
 	var out []clusterWeight
 	for _, d := range routes {

@@ -6,7 +6,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// viewCache caches values that are computed once for a proxyView, mostly telemetry settings.
+// viewCache caches values that a proxyView computes only once, mostly telemetry settings.
 type viewCache struct {
 	telemetry      snapshot.Telemetry
 	telemetryKnown bool
@@ -19,7 +19,8 @@ type viewCache struct {
 	byName, byNameKnown bool
 }
 
-// chain identifies the logs of a filter chain: its traffic, and whether it processes HTTP requests.
+// chain describes a filter chain for the selection of its access loggers: its traffic, and whether it processes HTTP
+// requests.
 type chain struct {
 	traffic
 	requests bool
@@ -45,10 +46,10 @@ func (t traffic) direction() snapshot.Direction {
 	return snapshot.AsClient
 }
 
-// requestLogs returns the access logs of HTTP requests, including metrics.
+// requestLogs returns the access loggers of HTTP requests, including those that record metrics.
 func (v proxyView) requestLogs(t traffic) []*accesslogv3.AccessLog { return v.logsOf(chain{t, true}) }
 
-// connectionLogs returns the access logs of TCP connections, including metrics.
+// connectionLogs returns the access loggers of TCP connections, including those that record metrics.
 func (v proxyView) connectionLogs(t traffic) []*accesslogv3.AccessLog {
 	return v.logsOf(chain{t, false})
 }

@@ -18,9 +18,9 @@ const (
 // fileCertificate returns the name under which the agent serves a certificate and its key from files.
 func fileCertificate(certificate, key string) string { return "file-cert:" + certificate + "~" + key }
 
-// fileRoot returns the name under which the agent serves CA certificates from a file, or those of the system, to verify
-// upstream servers. System CA certificates are never used to verify clients (see gatewayTLS). crl is an optional file
-// with revocation lists.
+// fileRoot returns the name under which the agent serves CA certificates from a file. If file is empty, the name is for
+// the CA certificates of the system, which verify upstream servers but never clients (see gatewayTLS). crl is an
+// optional file with revocation lists.
 func fileRoot(file, crl string) string {
 	if file == "" {
 		file = systemRoots

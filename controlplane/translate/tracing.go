@@ -68,7 +68,7 @@ func (v proxyView) sampling(how *snapshot.Tracing) float64 {
 	return defaultSampling
 }
 
-// spanTags returns the tags that Telemetry documents specify, and those that describe the workload.
+// spanTags returns the tags that Telemetry documents specify, and the tags that describe the workload.
 func (v proxyView) spanTags(how *snapshot.Tracing) []*tracingv3.CustomTag {
 	var out []*tracingv3.CustomTag
 	for _, name := range slices.Sorted(maps.Keys(how.Tags)) {
@@ -116,8 +116,8 @@ func spanTag(name string, tag *telemetryv1.Tracing_CustomTag, formatterTags bool
 	return nil
 }
 
-// tracer returns Envoy's tracer for a provider, and the maximum length of the path in a span (0 for the default). It
-// returns nil if the provider is not a tracer or its service is unknown. Envoy then does not trace requests.
+// tracer returns Envoy's tracer for a provider, and the maximum length of the path in a span; 0 selects the default. If
+// the provider is not a tracer or its service is unknown, the tracer is nil, and Envoy does not trace requests.
 func (v proxyView) tracer(p *snapshot.ExtensionProvider) (tracer *tracev3.Tracing_Http, maxLength uint32) {
 	switch kind := p.GetProvider().(type) {
 	case *meshconfig.MeshConfig_ExtensionProvider_Opentelemetry:

@@ -24,7 +24,7 @@ func Listeners(s *snapshot.Snapshot, p *Proxy) ([]*xds.Resource, error) {
 	return listenerResources(listeners)
 }
 
-// NamedListeners returns the listeners of the proxy with these names. It skips unknown names.
+// NamedListeners returns the listeners of the proxy whose names are in names. It skips unknown names.
 func NamedListeners(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	if at, ok := v.parseListenerNames(names); ok {
@@ -46,8 +46,8 @@ func listenerResources(listeners []*listenerv3.Listener) ([]*xds.Resource, error
 	return out, nil
 }
 
-// Routes returns the route configurations with these names. It skips unknown names. Without names it returns all to
-// which the proxy's listeners refer.
+// Routes returns the route configurations whose names are in names. It skips unknown names. If names is empty, it
+// returns all route configurations to which the proxy's listeners refer.
 func Routes(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v, c := newView(s, p), p.interceptionMode()
 	made := matchNames(names)

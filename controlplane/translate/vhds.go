@@ -11,12 +11,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// vhds returns the configuration with which Envoy subscribes to a route configuration's virtual hosts as separate
+// vhds returns the configuration that makes Envoy request the virtual hosts of a route configuration as separate
 // resources.
 func vhds() *routev3.Vhds { return &routev3.Vhds{ConfigSource: ads()} }
 
-// VirtualHosts returns all VHDS resources of the named route configurations. Without names it returns those of all
-// route configurations that the proxy's listeners refer to.
+// VirtualHosts returns all VHDS resources of the route configurations in routes. If routes is empty, it returns the
+// resources of all route configurations to which the proxy's listeners refer.
 func VirtualHosts(s *snapshot.Snapshot, p *Proxy, routes []string) ([]*xds.Resource, error) {
 	if !p.UseVHDS {
 		return nil, nil
@@ -106,8 +106,8 @@ type allHostsKey struct {
 	onDemand  bool
 }
 
-// allVirtualHostResources returns the list of all virtual hosts. The list is built once for all proxies with the same
-// key.
+// allVirtualHostResources returns all virtual hosts of a plan. The list is built once for all proxies with the same
+// allHostsKey.
 func (v proxyView) allVirtualHostResources(route string, plan *hostPlan) ([]*xds.Resource, error) {
 	key := allHostsKey{
 		plan: plan, route: route, mesh: v.s.Mesh, namespace: v.p.Namespace, labels: v.sourceLabels(), patches: v.patchesOfRoutes(route),
@@ -137,7 +137,7 @@ func (v proxyView) plannedHostResources(route string, hosts []plannedHost) ([]*x
 	return out, nil
 }
 
-// gatewayHostResources returns the virtual hosts of a router.
+// gatewayHostResources returns the named virtual hosts of a router's route configuration, or all if names is nil.
 func (v proxyView) gatewayHostResources(route string, names []string) ([]*xds.Resource, error) {
 	servers := v.serversOf(route)
 	if v.p.Type != Router || len(servers) == 0 {
@@ -254,9 +254,9 @@ func (v proxyView) virtualHostResource(route string, h plannedHost) (*xds.Resour
 	})
 }
 
-// setVirtualHosts adds the virtual hosts to a route configuration, or configures VHDS. For an on-demand proxy, the
-// route configuration has no catch-all virtual host. Otherwise every request would match it, and Envoy would never
-// request another virtual host.
+// setVirtualHosts adds the virtual hosts to a route configuration, or configures VHDS. If the proxy requests virtual
+// hosts on demand, the route configuration has no catch-all virtual host. Otherwise every request would match it, and
+// Envoy would never request another virtual host.
 func (v proxyView) setVirtualHosts(routes *routev3.RouteConfiguration, plan func() *hostPlan) *routev3.RouteConfiguration {
 	if v.p.OnDemand {
 		routes.Vhds = vhds()

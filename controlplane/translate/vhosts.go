@@ -38,8 +38,8 @@ func (v proxyView) cachedRoutes(name string, build func() *routev3.RouteConfigur
 	})
 }
 
-// routesResource returns a route configuration with the proxy's patches applied. taken contains the domains of the
-// virtual hosts that are delivered by VHDS.
+// routesResource applies the proxy's patches to a route configuration, and returns the result as a resource. taken
+// contains the domains of the virtual hosts that are delivered by VHDS.
 func (v proxyView) routesResource(routes *routev3.RouteConfiguration, taken domains) (*xds.Resource, error) {
 	name, hostsApart := routes.GetName(), routes.GetVhds() != nil
 	routes = v.patchRoutes(name, routes, taken)
@@ -53,7 +53,7 @@ func (v proxyView) routesResource(routes *routev3.RouteConfiguration, taken doma
 	return attachSkippedPatches(v.patches.TakeSkipped(), r, err)
 }
 
-// sourceLabels returns those labels of the proxy that rules match.
+// sourceLabels returns those labels of the proxy on which conditions of rules depend, with their values.
 func (v proxyView) sourceLabels() string {
 	var b strings.Builder
 	for _, name := range v.scope.SourceLabels {
@@ -119,8 +119,8 @@ func newHostPlan(hosts []plannedHost) *hostPlan {
 // hostPlanKey is the key in a scope's cache for the plan of a route configuration.
 type hostPlanKey string
 
-// cachedHostPlan returns the plan of a route configuration. The plan is built once for all proxies that see the same
-// names.
+// cachedHostPlan returns the plan of a route configuration. The plan is built once for all proxies to which the same
+// host names are visible.
 func (v proxyView) cachedHostPlan(route string, build func() []plannedHost) *hostPlan {
 	return v.scope.SharedMemo(hostPlanKey(route), func() any { return newHostPlan(build()) }).(*hostPlan)
 }
@@ -182,8 +182,8 @@ type hostPort struct {
 	port uint32
 }
 
-// fullNames assigns the full names of all services. It must run before shortNames, so that no short name or alias uses
-// another service's full name.
+// fullNames claims the full names of all services in taken, and returns them by port. It must run before the short
+// names are claimed, so that no short name or alias uses another service's full name.
 func (v proxyView) fullNames(taken domains) map[hostPort][]string {
 	out := map[hostPort][]string{}
 	for _, svc := range v.scope.Services {
@@ -196,8 +196,8 @@ func (v proxyView) fullNames(taken domains) map[hostPort][]string {
 	return out
 }
 
-// shortNames returns the short names for a service that the proxy's workload may use, including those of the service's
-// aliases.
+// shortNames returns the additional names that the proxy's workload may use for a service: short names, aliases, other
+// visible host names, and addresses.
 func (v proxyView) shortNames(svc *registry.Service) []string {
 	var out []string
 	for known := range v.scope.VisibleNames(svc) {
@@ -238,7 +238,7 @@ func newVirtualHost(host string, port uint32, names []string, routes []*routev3.
 	return &routev3.VirtualHost{Name: fmt.Sprintf("%s:%d", host, port), Domains: names, Routes: routes}
 }
 
-// ruleHosts returns the virtual hosts for hosts that exist only in VirtualServices, on one port. take returns the
+// ruleHosts returns the virtual hosts on one port for hosts that exist only in VirtualServices. take returns those
 // domains of a host that no other virtual host has.
 func (v proxyView) ruleHosts(take func(host string) []string, port uint32) []plannedHost {
 	var out []plannedHost

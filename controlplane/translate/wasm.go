@@ -91,8 +91,8 @@ func typeURL(m proto.Message) string {
 	return "type.googleapis.com/" + string(m.ProtoReflect().Descriptor().FullName())
 }
 
-// pluginFilters returns the plugins of a phase for HTTP requests. A filter may have one of two types: if an agent
-// cannot fetch a module, it replaces the Wasm filter by a filter of the second type.
+// pluginFilters returns the filters of the plugins of a phase for HTTP requests. A filter may have one of two types: if
+// an agent cannot fetch a module, it replaces the Wasm filter by an RBAC filter.
 func (v proxyView) pluginFilters(t traffic, phase extensions.PluginPhase) []*hcmv3.HttpFilter {
 	var out []*hcmv3.HttpFilter
 	types := []string{typeURL(&httpwasmv3.Wasm{}), typeURL(&httprbacv3.RBAC{})}
@@ -106,7 +106,7 @@ func (v proxyView) pluginFilters(t traffic, phase extensions.PluginPhase) []*hcm
 	return out
 }
 
-// networkPlugins returns the plugins of some phases for TCP connections.
+// networkPlugins returns the filters of the plugins of the phases for TCP connections.
 func (v proxyView) networkPlugins(t traffic, phases ...extensions.PluginPhase) []*listenerv3.Filter {
 	var out []*listenerv3.Filter
 	types := []string{typeURL(&networkwasmv3.Wasm{}), typeURL(&networkrbacv3.RBAC{})}
@@ -122,8 +122,8 @@ func (v proxyView) networkPlugins(t traffic, phases ...extensions.PluginPhase) [
 	return out
 }
 
-// Extensions returns the filter configurations with these names, if the proxy's listeners refer to them. It skips
-// unknown names. Without names it returns all.
+// Extensions returns the filter configurations whose names are in names, if the proxy's listeners refer to them. It
+// skips unknown names. If names is empty, it returns all filter configurations.
 func Extensions(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	var out []*xds.Resource
@@ -157,8 +157,8 @@ func (v proxyView) pluginResource(p snapshot.Plugin) (*xds.Resource, error) {
 	return v.s.Cache.Get(pluginKey{p.Resource}, build)
 }
 
-// pullSecret returns the Secret that the agent needs to pull a plugin's module, if the proxy may use it. The caller has
-// checked that the plugin applies to the proxy.
+// pullSecret returns the content of the Secret that the agent needs to pull a plugin's module. It returns nil if there
+// is none, or if the proxy may not use it. The caller has checked that the plugin applies to the proxy.
 func (v proxyView) pullSecret(p snapshot.Plugin) []byte {
 	if !v.mayHaveSecrets() {
 		return nil

@@ -15,14 +15,14 @@ import (
 )
 
 // With zone-aware routing, Envoy sends requests to endpoints in the caller's zone, unless that would overload them.
-// Envoy needs the zones of the workloads of its own service. Agents with ENABLE_SELF_DISCOVERY define a cluster for
-// them in the bootstrap.
+// Envoy must know the zones of the workloads of the proxy's own service. Agents with ENABLE_SELF_DISCOVERY define a
+// cluster for these workloads in the bootstrap.
 
 // localCluster is the name of the cluster that contains the workloads of the proxy's own service.
 const localCluster = "local_cluster"
 
-// minZoneEndpoints is the minimum number of endpoints in the caller's region. With fewer, there is no zone-aware
-// routing.
+// minZoneEndpoints is the default minimum number of endpoints in the caller's region. If there are fewer, Envoy does
+// not use zone-aware routing.
 const minZoneEndpoints = 6
 
 // zoneSetting returns the zone-aware setting of a DestinationRule, or nil if it is disabled.
