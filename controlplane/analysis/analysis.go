@@ -1,5 +1,5 @@
-// Package analysis checks how the documents of a mesh affect each other (Checker), and reports on documents without
-// running a mesh (Analyze): on each document alone and on all documents together.
+// Package analysis finds problems in the documents of a mesh. Checker checks how the documents of a running mesh affect
+// each other. Analyze needs no running mesh: it checks files, each document alone and all documents together.
 package analysis
 
 import (
@@ -30,13 +30,13 @@ type Config struct {
 	Stdin io.Reader
 	// DefaultNamespace is the namespace of documents that specify none; "default" if empty.
 	DefaultNamespace string
-	// Mesh is the mesh configuration; nil means all defaults. MeshFile is a file that replaces it. If the file is
-	// refused, the analysis uses the defaults.
+	// Mesh is the mesh configuration; nil selects the defaults. MeshFile is a file that replaces Mesh. If the file is
+	// invalid, the analysis uses the defaults.
 	Mesh     *meshconfig.MeshConfig
 	MeshFile string
-	// MeshProblems are the problems of Mesh, with positions.
+	// MeshProblems contains the problems of Mesh with their positions.
 	MeshProblems []config.Problem
-	// OnInvalidPolicy selects the effect of a policy of which no version was ever accepted.
+	// OnInvalidPolicy selects the effect of a policy that has never had an accepted version.
 	OnInvalidPolicy config.OnInvalidPolicy
 	// Stores are analyzed in addition to the files, for example the workloads of a topology.
 	Stores []config.Store
@@ -46,7 +46,7 @@ type Config struct {
 	Suppress []Suppression
 }
 
-// Suppression selects accepted findings. Errors cannot be suppressed.
+// Suppression selects findings that the report omits. Errors cannot be suppressed.
 type Suppression struct {
 	Code config.Code
 	// Resource is a pattern for "Kind namespace/name", in which * matches any text without a slash; empty matches all.
@@ -80,7 +80,7 @@ func (s Suppression) matches(p config.Problem) bool {
 // Report is the result of an analysis.
 type Report struct {
 	Schema string `json:"schema"`
-	// Documents is the number of documents, InForce the number of those that would be in force.
+	// Documents is the number of all documents. InForce is the number of documents that would be in force.
 	Documents int            `json:"documents"`
 	InForce   int            `json:"inForce"`
 	Suppress  int            `json:"suppressed"`
@@ -89,7 +89,7 @@ type Report struct {
 	Findings []Finding `json:"findings"`
 }
 
-// Finding is a problem and the name of its code.
+// Finding is a problem with the name of its code.
 type Finding struct {
 	Name string `json:"name"`
 	config.Problem
@@ -114,7 +114,7 @@ func Analyze(cfg Config) (*Report, error) {
 	return newReport(cfg, r, problems, store), nil
 }
 
-// reader reads the documents of all inputs.
+// reader reads the documents of all inputs and counts them.
 type reader struct {
 	cfg                Config
 	stores             []config.Store
@@ -198,17 +198,17 @@ func newReport(cfg Config, r *reader, problems []config.Problem, store config.St
 	return out
 }
 
-// severityRank returns the order of a severity.
+// severityRank returns the rank of a severity. Higher ranks are more severe.
 func severityRank(s config.Severity) int {
 	return slices.Index([]config.Severity{config.Info, config.Warning, config.Error}, s)
 }
 
-// AtLeast reports whether there is a finding with at least this severity.
+// AtLeast reports whether there is a finding with severity s or a higher one.
 func (r *Report) AtLeast(s config.Severity) bool {
 	return slices.ContainsFunc(r.Findings, func(f Finding) bool { return severityRank(f.Severity) >= severityRank(s) })
 }
 
-// FilterSeverity removes the findings below a severity. The summary still counts all findings.
+// FilterSeverity removes the findings whose severity is lower than s. The summary still counts all findings.
 func (r *Report) FilterSeverity(s config.Severity) {
 	r.Findings = slices.DeleteFunc(r.Findings, func(f Finding) bool { return severityRank(f.Severity) < severityRank(s) })
 }

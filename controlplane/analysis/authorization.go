@@ -76,7 +76,8 @@ func (c *snapshotCheck) checkHTTPOnTCP(p snapshot.Policy, field string, streams 
 		"limit the rule to HTTP ports by to.operation.ports, or name the ports after their protocol")
 }
 
-// checkHTTPRequirements reports TCP ports with an external authorizer over HTTP, which can check only requests.
+// checkHTTPRequirements reports a policy with an external authorizer over HTTP that applies to TCP ports. Such an
+// authorizer can check only HTTP requests. streams contains these ports.
 func (c *snapshotCheck) checkHTTPRequirements(p snapshot.Policy, field string, streams []string) {
 	if p.Spec.GetAction() != security.AuthorizationPolicy_CUSTOM || len(streams) == 0 {
 		return
@@ -89,7 +90,7 @@ func (c *snapshotCheck) checkHTTPRequirements(p snapshot.Policy, field string, s
 		"limit the rule to HTTP ports by to.operation.ports, or use a provider with envoyExtAuthzGrpc")
 }
 
-// workloadPorts returns the ports in a rule's operations; nil if there is no limit.
+// workloadPorts returns the ports in a rule's operations. It returns nil if the rule applies to all ports.
 func workloadPorts(rule *security.Rule) []uint32 {
 	var out []uint32
 	for _, to := range rule.GetTo() {
@@ -102,7 +103,8 @@ func workloadPorts(rule *security.Rule) []uint32 {
 	return out
 }
 
-// ruleRequirements contains the fields of a rule that require a peer identity, a token or HTTP; "" if not required.
+// ruleRequirements contains field paths of a rule: of the first field that requires a peer identity, a token, or HTTP.
+// A path is "" if the rule has no such field.
 type ruleRequirements struct{ peer, token, http string }
 
 func parseRequirements(rule *security.Rule) ruleRequirements {
@@ -156,7 +158,7 @@ func limitsPorts(rule *security.Rule) bool {
 	return false
 }
 
-// mayVerifyTokens reports whether a RequestAuthentication may apply to these workloads.
+// mayVerifyTokens reports whether a RequestAuthentication may apply to the workloads of namespace with the labels.
 func (c *snapshotCheck) mayVerifyTokens(namespace string, labels map[string]string) bool {
 	for _, r := range c.s.Resources(config.RequestAuthentication) {
 		if r.Namespace != namespace && r.Namespace != c.s.Mesh.GetRootNamespace() {
@@ -180,13 +182,13 @@ func areDisjoint(a, b map[string]string) bool {
 	return false
 }
 
-// tcpServices returns the service ports of these workloads whose protocol does not let proxies see requests, such as
-// TCP. only limits the result to some target ports.
-func (c *snapshotCheck) tcpServices(namespace string, labels map[string]string, only ...uint32) []string {
+// tcpServices returns the service ports of workloads whose protocol hides requests from proxies, such as TCP. If
+// targetPorts is not empty, the result contains only service ports with these target ports.
+func (c *snapshotCheck) tcpServices(namespace string, labels map[string]string, targetPorts ...uint32) []string {
 	var out []string
 	for _, svc := range c.servicesOf(namespace, labels) {
 		for _, p := range svc.Ports {
-			if len(only) > 0 && !slices.Contains(only, cmp.Or(p.TargetPort, p.Number)) {
+			if len(targetPorts) > 0 && !slices.Contains(targetPorts, cmp.Or(p.TargetPort, p.Number)) {
 				continue
 			}
 			if p.Protocol == registry.TCP || p.Protocol == registry.TLS || p.Protocol == registry.HTTPS {

@@ -22,8 +22,9 @@ type Checker struct {
 	clean    *cleanRules                     // of last
 }
 
-// Check returns invalid references and settings without effect, in a stable order: the registry's problems first, and
-// the skipped patches of EnvoyFilters, which are detected when resources are built, last.
+// Check returns findings about invalid references and about settings without effect. Their order is stable: the
+// findings of the registry are first. The skipped patches of EnvoyFilters are last, because they are known only after
+// resources were built.
 func (k *Checker) Check(s *snapshot.Snapshot) []config.Problem {
 	ended := snapshotCheck{s: s}
 	ended.checkCertificates(time.Now()) // expiry does not change a document
@@ -71,7 +72,7 @@ type snapshotCheck struct {
 	selectedNamespaces []string
 }
 
-// newSnapshotCheck returns a check without problems. before is the result of the last check, or nil.
+// newSnapshotCheck returns a snapshotCheck without problems. before is the result of the last check, or nil.
 func newSnapshotCheck(s *snapshot.Snapshot, before *cleanRules) *snapshotCheck {
 	c := &snapshotCheck{s: s, suggestions: maxSuggestions, before: before, clean: newCleanRules(s), selecting: map[string][]*registry.Service{}}
 	for _, svc := range s.Registry.Services {
@@ -126,7 +127,8 @@ func (c *snapshotCheck) report(code config.Code, severity config.Severity, r *co
 	}
 }
 
-// reportMissing reports the absence of an object. absence states it, and missing.Effect is what it causes.
+// reportMissing reports that an object is missing. absence is the sentence that states this. missing.Effect describes
+// the consequence.
 func (c *snapshotCheck) reportMissing(code config.Code, r *config.Resource, field, value, absence string, missing config.MissingObject, remedy string) {
 	message := absence
 	if missing.Effect != "" {
@@ -139,13 +141,14 @@ func (c *snapshotCheck) reportMissing(code config.Code, r *config.Resource, fiel
 	}
 }
 
-// resolveTarget returns the full name of the service to which a host in a document of the namespace refers. Aliases are
-// resolved.
+// resolveTarget returns the full name of the service to which host refers, as written in a document of namespace. If
+// host is an alias, it returns the name of the alias's service.
 func (c *snapshotCheck) resolveTarget(host, namespace string) string {
 	return c.s.Registry.Target(c.s.Registry.ResolveHostname(host, namespace))
 }
 
-// lookupService returns the service to which a host in a document of the namespace refers, or nil if it is not visible.
+// lookupService returns the service to which host refers, as written in a document of namespace. It returns nil if the
+// service does not exist or is not visible to the namespace.
 func (c *snapshotCheck) lookupService(host, namespace string) *registry.Service {
 	full := c.s.Registry.ResolveHostname(host, namespace)
 	for _, svc := range c.s.Registry.ByHostname(c.s.Registry.Target(full)) {

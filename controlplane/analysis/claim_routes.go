@@ -11,8 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// checkClaimRoutes reports routes that match claims of a token at gateways where no RequestAuthentication verifies
-// tokens.
+// checkClaimRoutes reports routes that match claims of a token, if they are at gateways whose tokens no
+// RequestAuthentication verifies.
 func (c *snapshotCheck) checkClaimRoutes() {
 	for _, v := range c.s.VirtualServices() {
 		written := withoutDelegates(v)
@@ -43,7 +43,8 @@ func (c *snapshotCheck) checkClaimMatch(v *snapshot.VirtualService, at string, m
 	}
 }
 
-// findUnverified returns a Gateway of the rule at whose workloads no RequestAuthentication verifies tokens, or nil.
+// findUnverified returns a Gateway to which the rule is bound and whose workloads have no RequestAuthentication, or
+// nil.
 func (c *snapshotCheck) findUnverified(v *snapshot.VirtualService) *snapshot.Gateway {
 	for _, g := range c.s.AllGateways() {
 		if !v.IsForGateway(g.FullName()) {

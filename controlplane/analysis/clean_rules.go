@@ -7,14 +7,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// cleanRules contains the VirtualServices without problems in one check, and the inputs of that check. Rules whose
-// references have not changed are not checked again. It is immutable after the check.
+// cleanRules contains the VirtualServices in which a check found no problems, and the inputs of that check. The next
+// check skips these VirtualServices unless their references have changed. It is immutable after the check.
 type cleanRules struct {
 	inputs     *snapshot.RuleInputs
 	references map[*snapshot.VirtualService]ruleReferences
 }
 
-// ruleReferences describes what a VirtualService refers to.
+// ruleReferences describes the objects to which a VirtualService refers.
 type ruleReferences struct {
 	hosts             []string // full names
 	subsets, gateways bool
@@ -24,7 +24,7 @@ func newCleanRules(s *snapshot.Snapshot) *cleanRules {
 	return &cleanRules{inputs: s.RuleInputs(), references: make(map[*snapshot.VirtualService]ruleReferences, len(s.VirtualServices()))}
 }
 
-// recordClean records a rule without problems.
+// recordClean records a rule in which this check found no problems.
 func (c *snapshotCheck) recordClean(v *snapshot.VirtualService) {
 	if v.HasDelegates() {
 		return // the delegates may change
@@ -40,7 +40,8 @@ func (c *snapshotCheck) recordClean(v *snapshot.VirtualService) {
 	c.clean.references[v] = to
 }
 
-// isStillClean reports whether a rule had no problems and its references have not changed.
+// isStillClean reports whether the last check found no problems in a rule, and the rule's references have not changed
+// since. In this case it also records the rule for the next check.
 func (c *snapshotCheck) isStillClean(v *snapshot.VirtualService) bool {
 	if c.before == nil {
 		return false
@@ -60,7 +61,7 @@ func (c *snapshotCheck) isStillClean(v *snapshot.VirtualService) bool {
 	return true
 }
 
-// serviceChanges lists the hosts of services that changed since the last check.
+// serviceChanges contains the hosts of services that changed since the last check.
 type serviceChanges struct {
 	services  map[string]bool        // hosts of services that were added, removed or changed
 	endpoints func() map[string]bool // hosts of services whose endpoints changed

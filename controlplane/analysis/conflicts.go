@@ -44,7 +44,7 @@ func (c *snapshotCheck) checkRuleConflicts() {
 	}
 }
 
-// describeResource returns a document's key and position.
+// describeResource returns the key of a document and, if known, its position.
 func describeResource(r *config.Resource) string {
 	if r.Origin.File == "" {
 		return r.Key.String()
@@ -87,7 +87,7 @@ func (c *snapshotCheck) checkGatewayConflicts() {
 	}
 }
 
-// portUsage returns TLS, TCP or HTTP. All servers of one port must have the same usage.
+// portUsage returns "TLS", "TCP" or "HTTP". All servers of one port must have the same usage.
 func portUsage(s *networking.Server) string {
 	protocol := strings.ToUpper(s.GetPort().GetProtocol())
 	tls := s.GetTls()
@@ -100,7 +100,7 @@ func portUsage(s *networking.Server) string {
 	return "HTTP"
 }
 
-// explainServerPrecedence returns the reason why the first of two servers takes precedence.
+// explainServerPrecedence returns the reason why the server first takes precedence over second.
 func explainServerPrecedence(first, second serverHost) string {
 	if first.gateway.Resource == second.gateway.Resource {
 		return "lists another server first"
@@ -123,7 +123,7 @@ func (c *snapshotCheck) checkMixedPort(servers []serverHost) {
 }
 
 // checkDuplicateHosts reports a host that two TLS servers have, because a gateway can present only one certificate for
-// it. It also reports a plaintext host that one server redirects and another one serves.
+// the host. It also reports a plaintext host that one server redirects and another one serves.
 func (c *snapshotCheck) checkDuplicateHosts(servers []serverHost) {
 	byHost := map[string][]serverHost{}
 	for _, s := range servers {
@@ -151,8 +151,8 @@ func (c *snapshotCheck) checkDuplicateHosts(servers []serverHost) {
 	}
 }
 
-// canCoexist reports whether two servers with the same host can both be served. Plaintext servers are merged, unless
-// only one of them redirects.
+// canCoexist reports whether a gateway can serve two servers with the same host. Plaintext servers are merged, unless
+// only one of them redirects. TLS servers must be identical copies in identical Gateways.
 func canCoexist(a, b serverHost) bool {
 	if portUsage(a.spec()) == "HTTP" {
 		return config.RedirectsToHTTPS(a.spec()) == config.RedirectsToHTTPS(b.spec())
@@ -160,12 +160,14 @@ func canCoexist(a, b serverHost) bool {
 	return proto.Equal(a.spec(), b.spec()) && a.gateway.Resource != b.gateway.Resource && proto.Equal(a.gateway.Spec, b.gateway.Spec)
 }
 
-// mayShareProxies reports whether both Gateways may select the same proxy: one selector includes the other.
+// mayShareProxies reports whether both Gateways may select the same proxy: one selector contains all labels of the
+// other.
 func mayShareProxies(a, b snapshot.Gateway) bool {
 	return snapshot.Selects(a.Spec.GetSelector(), b.Spec.GetSelector()) || snapshot.Selects(b.Spec.GetSelector(), a.Spec.GetSelector())
 }
 
-// checkGatewayHosts reports a VirtualService without a common host with its Gateway.
+// checkGatewayHosts reports a VirtualService that has no host in common with its Gateway g. i is the index of g in
+// spec.gateways.
 func (c *snapshotCheck) checkGatewayHosts(v *snapshot.VirtualService, i int, g snapshot.Gateway) {
 	var hosts []string
 	for _, s := range g.Spec.GetServers() {
@@ -218,8 +220,8 @@ func (c *snapshotCheck) checkSharedAddresses() {
 	}
 }
 
-// interchangeable reports whether two hosts of one document have the same endpoints and rules, so that it does not
-// matter to which of them a connection belongs.
+// interchangeable reports whether a and b are hosts of one document with the same endpoints and rules. Proxies then
+// need not distinguish connections to them.
 func (c *snapshotCheck) interchangeable(a, b *registry.Service) bool {
 	if a.Source != b.Source || c.s.DestinationRule(a.Namespace, a) != c.s.DestinationRule(b.Namespace, b) {
 		return false

@@ -79,7 +79,7 @@ func TestConflictingDocumentsAreReported(t *testing.T) {
 		"a delegate for what is not left to it": {virtualService("{match: [{uri: {prefix: /a}}], delegate: {name: d}}") + traffic("VirtualService", "d", "{http: [{match: [{uri: {prefix: /a/b}}], "+toReviews+"}, {match: [{uri: {prefix: /b}}], "+toReviews+"}]}"),
 			`spec.http[0].delegate: "d": spec.http[1] of the delegate is left out: its match cannot be combined with the match of this route`},
 		"a Sidecar's own TLS beside the mesh's": {traffic("Sidecar", "x", "{workloadSelector: {labels: {app: reviews}}, ingress: [{port: {number: 8080, protocol: HTTPS, name: https}, defaultEndpoint: '127.0.0.1:80', tls: {mode: SIMPLE, serverCertificate: /c, privateKey: /k}}]}"),
-			`spec.ingress[0].tls: has no effect, because the port accepts the mesh's mutual TLS (PERMISSIVE) (set portLevelMtls of the workloads' PeerAuthentication to DISABLE for port 8080) [PF0006]`},
+			`spec.ingress[0].tls: the port accepts the mesh's mutual TLS (PERMISSIVE), so these TLS settings have no effect (set portLevelMtls of the workloads' PeerAuthentication to DISABLE for port 8080) [PF0006]`},
 		"strict by port without a sidecar": {policy("PeerAuthentication", "db", "{selector: {matchLabels: {app: db}}, portLevelMtls: {5432: {mode: STRICT}}}"),
 			`PeerAuthentication shop/db: spec.portLevelMtls: "STRICT": STRICT is not enforced for 1 workload without a sidecar: shop/db-1`},
 		"a longer prefix behind a shorter": {virtualService("{match: [{uri: {prefix: /a}}], " + toReviews + "}, {match: [{uri: {exact: /ab}}, {uri: {prefix: /b}}], " + toReviews + "}"),

@@ -15,8 +15,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
 )
 
-// checkCertificates reports certificates that have expired or are not valid yet. Its findings contain no other content
-// of Secrets.
+// checkCertificates reports certificates that have expired or are not valid yet. Its findings contain no content of
+// Secrets except these times.
 func (c *snapshotCheck) checkCertificates(now time.Time) {
 	for _, r := range c.s.Resources(config.Secret) {
 		block, _ := pem.Decode(r.Spec.(*config.SecretSpec).Certificate)
@@ -40,8 +40,8 @@ func (c *snapshotCheck) checkCertificates(now time.Time) {
 	}
 }
 
-// checkGateways reports Secrets of Gateways that do not exist, or that are not in the namespace of the Gateway's
-// workloads, where they must be.
+// checkGateways reports problems of Gateways: their Secrets, the accounts that may use the Secrets, their endpoints and
+// their workloads.
 func (c *snapshotCheck) checkGateways() {
 	for _, g := range c.s.AllGateways() {
 		c.selectedNamespaces = c.workloadNamespaces(g.Spec.GetSelector())
@@ -72,7 +72,8 @@ func (c *snapshotCheck) checkServerCredentials(r *config.Resource, field string,
 	}
 }
 
-// workloadNamespaces returns the namespaces with known workloads that have the labels, or nil.
+// workloadNamespaces returns the namespaces that contain known workloads with the labels. It returns nil if there are
+// none.
 func (c *snapshotCheck) workloadNamespaces(labels map[string]string) []string {
 	var found []string
 	for _, namespace := range c.namespacesOf("", true) {
@@ -83,7 +84,7 @@ func (c *snapshotCheck) workloadNamespaces(labels map[string]string) []string {
 	return found
 }
 
-// checkClientCredentials reports missing Secrets of a DestinationRule, and files that it must not name.
+// checkClientCredentials reports missing Secrets of a DestinationRule, and files that the rule must not name.
 func (c *snapshotCheck) checkClientCredentials(r *config.Resource, field string, policy *networking.TrafficPolicy) {
 	c.checkClientCredential(r, field+".tls", policy.GetTls())
 	for i, ps := range policy.GetPortLevelSettings() {
@@ -91,7 +92,8 @@ func (c *snapshotCheck) checkClientCredentials(r *config.Resource, field string,
 	}
 }
 
-// checkClientFiles reports client certificates in files that a gateway of another namespace does not use.
+// checkClientFiles reports a DestinationRule with client certificates in files, if a gateway in another namespace calls
+// its host: the gateway does not use these files.
 func (c *snapshotCheck) checkClientFiles(r *config.Resource, field string, settings *networking.ClientTLSSettings) {
 	if settings.GetMode() != networking.ClientTLSSettings_MUTUAL || settings.GetClientCertificate() == "" {
 		return
@@ -107,7 +109,8 @@ func (c *snapshotCheck) checkClientFiles(r *config.Resource, field string, setti
 	}
 }
 
-// checkSidecarCredential reports a Secret that sidecars cannot use. If a gateway calls the host, this may be intended.
+// checkSidecarCredential reports a Secret that sidecars cannot use. If a gateway calls the host, the severity is only
+// info, because the Secret may be meant for the gateway.
 func (c *snapshotCheck) checkSidecarCredential(r *config.Resource, field string, settings *networking.ClientTLSSettings) {
 	spec, mode := r.Spec.(*networking.DestinationRule), settings.GetMode()
 	if settings.GetCredentialName() == "" || len(spec.GetWorkloadSelector().GetMatchLabels()) > 0 ||
@@ -123,8 +126,8 @@ func (c *snapshotCheck) checkSidecarCredential(r *config.Resource, field string,
 		"select the calling workloads with spec.workloadSelector")
 }
 
-// gatewayCalls reports whether a VirtualService of the Gateway has a destination that the host, which may be a wildcard,
-// matches.
+// gatewayCalls reports whether a VirtualService of the Gateway has a destination that matches host. host may be a
+// wildcard.
 func (c *snapshotCheck) gatewayCalls(g snapshot.Gateway, host string) bool {
 	for _, v := range c.s.VirtualServicesForGateway(g.FullName(), g.Namespace) {
 		for d := range snapshot.Destinations(v.Spec) {
@@ -159,7 +162,8 @@ func (c *snapshotCheck) checkClientCredential(r *config.Resource, field string, 
 		"add a Secret to the clients' namespace, with those of tls.crt, tls.key and ca.crt that the TLS mode requires")
 }
 
-// anySecret reports whether any namespace has a Secret with a certificate, or with CA certificates, for a name.
+// anySecret reports whether any namespace has a Secret called name with a certificate. If authorities is set, it
+// reports whether any namespace has CA certificates for this name.
 func (c *snapshotCheck) anySecret(name string, authorities bool) bool {
 	candidates := c.secretsNamed(name)
 	if authorities {
@@ -170,7 +174,7 @@ func (c *snapshotCheck) anySecret(name string, authorities bool) bool {
 	})
 }
 
-// secretsNamed returns the Secrets of all namespaces with a name.
+// secretsNamed returns the Secrets of all namespaces that are called name.
 func (c *snapshotCheck) secretsNamed(name string) []*config.SecretSpec {
 	if c.secrets == nil {
 		c.secrets = map[string][]*config.SecretSpec{}
@@ -200,8 +204,8 @@ func (c *snapshotCheck) checkServerCredential(r *config.Resource, field, name, p
 	c.reportMissing(config.UnknownCredential, r, field, name, message, missing, remedy)
 }
 
-// checkExternalCredential reports a certificate of an SDS server that may be missing. The server may listen on a socket
-// of the proxy, which the control plane knows only when the proxy connects.
+// checkExternalCredential reports a certificate that an SDS server should provide, if that server may be missing. The
+// server may listen on a socket of the proxy. The control plane knows of such a server only when the proxy connects.
 func (c *snapshotCheck) checkExternalCredential(r *config.Resource, field, name string, authorities bool) {
 	service, port := snapshot.SDSService(c.s.Mesh)
 	switch {
@@ -216,7 +220,8 @@ func (c *snapshotCheck) checkExternalCredential(r *config.Resource, field, name 
 	}
 }
 
-// checkCredentialNamespace reports a Secret that is not in any namespace of the server's known workloads.
+// checkCredentialNamespace reports a Secret of a server if no namespace with known workloads of the Gateway contains
+// the Secret.
 func (c *snapshotCheck) checkCredentialNamespace(r *config.Resource, field, name string, authorities bool) {
 	has := func(namespace string) bool {
 		if authorities {

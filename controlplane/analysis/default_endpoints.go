@@ -9,8 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// checkSidecarEndpoints records findings about the defaultEndpoints of a Sidecar. A listener that has its own address
-// but no defaultEndpoint forwards to the same port on loopback.
+// checkSidecarEndpoints reports defaultEndpoints of a Sidecar that proxies refuse. A listener with its own address but
+// no defaultEndpoint forwards to the same port on loopback, which is checked too.
 func (c *snapshotCheck) checkSidecarEndpoints(r *config.Resource, spec *networking.Sidecar) {
 	for i, listener := range spec.GetIngress() {
 		field, endpoint := fmt.Sprintf("spec.ingress[%d].defaultEndpoint", i), listener.GetDefaultEndpoint()
@@ -21,7 +21,8 @@ func (c *snapshotCheck) checkSidecarEndpoints(r *config.Resource, spec *networki
 	}
 }
 
-// checkGatewayEndpoints records findings about the defaultEndpoints of a Gateway for its gateways in other namespaces.
+// checkGatewayEndpoints reports defaultEndpoints of a Gateway that proxies refuse, including gateways in other
+// namespaces.
 func (c *snapshotCheck) checkGatewayEndpoints(g snapshot.Gateway) {
 	at := g.Namespace
 	for _, namespace := range c.selectedNamespaces {

@@ -35,9 +35,9 @@ func (c *snapshotCheck) checkDestinationRules() {
 	}
 }
 
-// checkOutlierDetection reports outlier detection that never ejects an endpoint, because maxEjectionPercent of the few
-// endpoints is less than one. Envoy treats the percentage as an upper limit. Istio's default of 10 % needs at least ten
-// endpoints.
+// checkOutlierDetection reports outlier detection that never ejects an endpoint. Envoy treats maxEjectionPercent as an
+// upper limit. If there are few endpoints, this percentage of them is less than one endpoint: Istio's default of 10 %
+// needs at least ten endpoints.
 func (c *snapshotCheck) checkOutlierDetection(r *config.Resource, at string, p *networking.TrafficPolicy, subset map[string]string) {
 	c.coversAllRequests(r, at+".outlierDetection", p.GetOutlierDetection(), subset)
 	for i, ps := range p.GetPortLevelSettings() {
@@ -65,7 +65,7 @@ func (c *snapshotCheck) coversAllRequests(r *config.Resource, field string, o *n
 	}
 }
 
-// anyService reports whether a host, which may be a pattern, covers a service.
+// anyService reports whether host, which may be a pattern, matches a service that is visible to namespace.
 func (c *snapshotCheck) anyService(host, namespace string) bool {
 	if !strings.HasPrefix(host, "*") {
 		return c.lookupService(host, namespace) != nil || c.coveredByWildcard(host, namespace)

@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// checkGatewayAccounts reports the Secrets of a server that no account may use.
+// checkGatewayAccounts reports each Secret of a Gateway's server that no service account may use.
 func (c *snapshotCheck) checkGatewayAccounts(g snapshot.Gateway, field string, settings *networking.ServerTLSSettings) {
 	if name := settings.GetCredentialName(); name != "" {
 		c.checkGatewayAccount(g, field+".credentialName", name)
@@ -20,7 +20,7 @@ func (c *snapshotCheck) checkGatewayAccounts(g snapshot.Gateway, field string, s
 	}
 }
 
-// checkGatewayAccount reports a Secret that no account may use.
+// checkGatewayAccount reports the Secret called name if it exists but no service account of a gateway may use it.
 func (c *snapshotCheck) checkGatewayAccount(g snapshot.Gateway, field, name string) {
 	name = config.SecretName(name)
 	exists := false
@@ -40,7 +40,8 @@ func (c *snapshotCheck) checkGatewayAccount(g snapshot.Gateway, field, name stri
 	}
 }
 
-// checkCallerAccount reports a Secret of a DestinationRule for gateways that no account may use.
+// checkCallerAccount reports the Secret of a DestinationRule for gateways, if the Secret exists but no service account
+// of a gateway may use it.
 func (c *snapshotCheck) checkCallerAccount(r *config.Resource, field, name string) {
 	if r.Spec.(*networking.DestinationRule).GetWorkloadSelector() != nil {
 		return // for sidecars

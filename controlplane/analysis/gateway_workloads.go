@@ -12,8 +12,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
 )
 
-// checkGatewayWorkloads reports a Gateway that selects no workload, and servers whose port no Service of the workloads
-// has.
+// checkGatewayWorkloads reports a Gateway that selects no workload. It also reports servers whose port is missing in
+// the Services of the Gateway's workloads.
 func (c *snapshotCheck) checkGatewayWorkloads(g snapshot.Gateway) {
 	selector := g.Spec.GetSelector()
 	if len(selector) == 0 {
@@ -28,8 +28,8 @@ func (c *snapshotCheck) checkGatewayWorkloads(g snapshot.Gateway) {
 	}
 }
 
-// gatewayServices returns the Services of the workloads that a Gateway selects. known reports whether a workload is
-// known. If none is, it returns the Services without endpoints that may select such workloads.
+// gatewayServices returns the Services of the workloads that a Gateway selects. known reports whether any such workload
+// is known. If known is false, the result contains the Services without endpoints that may select such workloads.
 func (c *snapshotCheck) gatewayServices(selector map[string]string) (services []*registry.Service, known bool) {
 	for _, namespace := range c.selectedNamespaces {
 		workloads, _ := c.s.Registry.Workloads(namespace, selector)
@@ -55,13 +55,13 @@ func (c *snapshotCheck) gatewayServices(selector map[string]string) (services []
 	return services, false
 }
 
-// servicesSelecting returns the Services of a namespace that select a workload.
+// servicesSelecting returns the Services of a namespace that select a workload with the labels.
 func (c *snapshotCheck) servicesSelecting(namespace string, labels map[string]string) []*registry.Service {
 	return slices.DeleteFunc(slices.Clone(c.selecting[namespace]), func(svc *registry.Service) bool { return !snapshot.Selects(svc.Selector, labels) })
 }
 
-// reportGatewayWithoutWorkloads reports a Gateway without workloads if all workloads are known, and with severity info
-// if some are.
+// reportGatewayWithoutWorkloads reports a Gateway that selects no known workload. The severity is warning if all
+// workloads are known, and info if some are. If none are known, there is no finding.
 func (c *snapshotCheck) reportGatewayWithoutWorkloads(g snapshot.Gateway) {
 	severity := config.Info
 	switch {
@@ -81,8 +81,8 @@ func (c *snapshotCheck) anyWorkload() bool {
 	})
 }
 
-// checkExposedPorts reports servers whose port no Service has. A local mesh publishes the ports of gateways without a
-// Service.
+// checkExposedPorts reports servers whose port none of the services has. In a local mesh there is no finding, because
+// it publishes the ports of gateways without a Service.
 func (c *snapshotCheck) checkExposedPorts(g snapshot.Gateway, services []*registry.Service) {
 	if c.s.Inputs().StartsProxies {
 		return
@@ -96,7 +96,7 @@ func (c *snapshotCheck) checkExposedPorts(g snapshot.Gateway, services []*regist
 	}
 }
 
-// exposes reports whether a Service may lead to a port of a Gateway's server.
+// exposes reports whether a Service may forward connections to the port number of a Gateway's server.
 func exposes(svc *registry.Service, number uint32) bool {
 	return slices.ContainsFunc(svc.Ports, func(p registry.Port) bool {
 		return p.Number == number || p.TargetPort == number || p.TargetPortName != ""
@@ -112,8 +112,8 @@ func serviceNames(services []*registry.Service) []string {
 	return slices.Compact(names)
 }
 
-// checkSharedCertificates reports HTTPS servers on one port that have one certificate and different hosts. Clients may
-// send requests for both hosts on one HTTP/2 connection, which belongs to one of the servers.
+// checkSharedCertificates reports HTTPS servers on one port that have the same certificate but different hosts. A
+// client may send requests for all these hosts on one HTTP/2 connection, which belongs to only one of the servers.
 func (c *snapshotCheck) checkSharedCertificates(servers []serverHost) {
 	byCertificate := map[string][]serverHost{}
 	for _, s := range servers {
@@ -135,7 +135,7 @@ func (c *snapshotCheck) checkSharedCertificates(servers []serverHost) {
 	}
 }
 
-// certificateID identifies the certificate of an HTTPS server, or is empty.
+// certificateID returns a text that identifies the certificate of an HTTPS server. It returns "" for other servers.
 func certificateID(s *networking.Server) string {
 	tls := s.GetTls()
 	switch tls.GetMode() {

@@ -13,9 +13,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
 )
 
-// reportUnknownHost reports a host in a document that does not exist, or that is not exported to the document's
-// namespace.
-func (c *snapshotCheck) reportUnknownHost(r *config.Resource, field, host, so string) {
+// reportUnknownHost reports that the host in a field of a document does not exist or is not exported to the document's
+// namespace. effect describes the consequence.
+func (c *snapshotCheck) reportUnknownHost(r *config.Resource, field, host, effect string) {
 	full := c.s.Registry.ResolveHostname(host, r.Namespace)
 	for _, svc := range c.s.Registry.ByHostname(c.s.Registry.Target(full)) {
 		for known := range svc.WithAliases() {
@@ -23,15 +23,15 @@ func (c *snapshotCheck) reportUnknownHost(r *config.Resource, field, host, so st
 				continue
 			}
 			c.reportWarning(config.HiddenHost, r, field, host,
-				fmt.Sprintf("%s is not exported to the namespace %s: %s", known.Hostname, r.Namespace, so),
+				fmt.Sprintf("%s is not exported to the namespace %s: %s", known.Hostname, r.Namespace, effect),
 				fmt.Sprintf("add %q to exportTo of %s, which is now %s", r.Namespace, known.Source, phrase.List(known.ExportTo)))
 			return
 		}
 	}
-	c.reportMissing(config.UnknownHost, r, field, host, "there is no service "+full, config.MissingObject{Host: full, Effect: so}, c.suggestHost(host, r.Namespace))
+	c.reportMissing(config.UnknownHost, r, field, host, "there is no service "+full, config.MissingObject{Host: full, Effect: effect}, c.suggestHost(host, r.Namespace))
 }
 
-// checkEmptySubset reports a subset without endpoints, if the service has endpoints.
+// checkEmptySubset reports a subset that matches no endpoints of a service that has endpoints.
 func (c *snapshotCheck) checkEmptySubset(v *snapshot.VirtualService, d snapshot.DestinationRef, svc *registry.Service, subset *networking.Subset) {
 	instances := c.s.Instances(svc)
 	if instances == nil || len(instances.Endpoints) == 0 || len(subset.GetLabels()) == 0 {
@@ -47,7 +47,8 @@ func (c *snapshotCheck) checkEmptySubset(v *snapshot.VirtualService, d snapshot.
 		"correct the labels of the subset or of the workloads")
 }
 
-// checkEgressPort reports a Sidecar's listener for a port that none of its visible services has.
+// checkEgressPort reports an egress listener of a Sidecar if none of the services that are visible through it has its
+// port.
 func (c *snapshotCheck) checkEgressPort(r *config.Resource, field string, listener *networking.IstioEgressListener) {
 	number := listener.GetPort().GetNumber()
 	if number == 0 || r.Namespace == c.s.Mesh.GetRootNamespace() { // its Sidecar applies to other namespaces, too
@@ -77,14 +78,16 @@ func (c *snapshotCheck) checkEgressPort(r *config.Resource, field string, listen
 		"use one of their ports: "+phrase.ListFirst(known, 8))
 }
 
-// anyRuleHost reports whether a VirtualService has one of the hosts. Such a host exists without a service, on port 80.
+// anyRuleHost reports whether a VirtualService that is visible to namespace has one of the hosts. Such a host exists on
+// port 80 even without a service.
 func (c *snapshotCheck) anyRuleHost(namespace string, hosts snapshot.EgressHosts) bool {
 	return slices.ContainsFunc(c.s.VirtualServices(), func(v *snapshot.VirtualService) bool {
 		return v.IsForGateway(snapshot.MeshGateway) && v.VisibleTo(namespace) && slices.ContainsFunc(v.Hosts, func(host string) bool { return hosts.Contains(v.Namespace, host) })
 	})
 }
 
-// checkAlias reports a rule for an alias of a service, because calls by the alias use the service's rules.
+// checkAlias reports a rule whose host is an alias of a service, and returns true in this case. The rule has no effect,
+// because calls by the alias use the rules of the service.
 func (c *snapshotCheck) checkAlias(r *config.Resource, field, written, host string) bool {
 	to := c.s.Registry.Target(host)
 	if to != host {

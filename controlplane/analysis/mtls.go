@@ -14,7 +14,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
 )
 
-// callersTLS is a TLS setting of a DestinationRule.
+// callersTLS is one TLS setting of a DestinationRule.
 type callersTLS struct {
 	field  string
 	mode   networking.ClientTLSSettings_TLSmode
@@ -62,7 +62,7 @@ func (c *snapshotCheck) checkCallerTLS(r *config.Resource) {
 	}
 }
 
-// servicesMatching returns the visible services that a host or pattern covers.
+// servicesMatching returns the services that host, which may be a pattern, matches and that are visible to namespace.
 func (c *snapshotCheck) servicesMatching(host, namespace string) []*registry.Service {
 	candidates := c.s.Registry.ByHostname(host)
 	if strings.HasPrefix(host, "*") {
@@ -131,8 +131,8 @@ func (c *snapshotCheck) checkProxyProtocol(r *config.Resource) {
 	}
 }
 
-// rejectsProxyHeader reports whether a sidecar of a service would parse the header as mutual TLS or as an HTTP request.
-// Other bytes are forwarded to the workload, which may expect the header.
+// rejectsProxyHeader reports whether the sidecar of an endpoint would parse a PROXY protocol header as mutual TLS or as
+// an HTTP request. For other protocols, the sidecar forwards the header to the workload, which may expect it.
 func (c *snapshotCheck) rejectsProxyHeader(svc *registry.Service, subset map[string]string, traffic func(port uint32) snapshot.Traffic) bool {
 	return !svc.External && slices.ContainsFunc(c.s.Registry.Endpoints(svc), func(e registry.Endpoint) bool {
 		if !e.MTLS || !snapshot.Selects(subset, e.Labels) || c.isGateway(e.Labels) {

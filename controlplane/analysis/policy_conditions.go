@@ -10,8 +10,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// checkPolicy reports conditions of an AuthorizationPolicy that are not enforced as written. An unsupported condition
-// never allows more requests, only fewer.
+// checkPolicy reports conditions of an AuthorizationPolicy that are not enforced as written. Because of an unsupported
+// condition, proxies never allow more requests than intended, only fewer.
 func (c *snapshotCheck) checkPolicy(p snapshot.Policy) {
 	c.checkPolicyAction(p)
 	for i, rule := range p.Spec.GetRules() {
@@ -28,7 +28,7 @@ func (c *snapshotCheck) checkPolicy(p snapshot.Policy) {
 // targetedKinds are the kinds with target references.
 var targetedKinds = []config.Kind{config.AuthorizationPolicy, config.RequestAuthentication, config.Telemetry, config.WasmPlugin, config.EnvoyFilter}
 
-// checkPolicyTargets reports targets of documents that do not exist in this mesh.
+// checkPolicyTargets reports target references whose kind does not exist in this mesh.
 func (c *snapshotCheck) checkPolicyTargets() {
 	for _, kind := range targetedKinds {
 		for _, r := range c.s.Resources(kind) {

@@ -13,7 +13,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// addressField returns the field of a document that contains a service's address.
+// addressField returns the path of the field that contains the address of a service.
 func addressField(r *config.Resource, address netip.Addr) string {
 	switch spec := r.Spec.(type) {
 	case *networking.ServiceEntry:
@@ -33,8 +33,8 @@ func addressField(r *config.Resource, address netip.Addr) string {
 	return "spec"
 }
 
-// checkPortProtocols reports services of the same workloads whose protocols for one port differ in a way that matters
-// to proxies.
+// checkPortProtocols reports services that select the same workloads but declare different protocols for one port. It
+// ignores differences between protocols that proxies handle identically.
 func (c *snapshotCheck) checkPortProtocols() {
 	type listed struct {
 		namespace, labels, name string
@@ -81,7 +81,7 @@ func protocolGroup(p registry.Protocol) string {
 	return "bytes"
 }
 
-// portField returns the field of a document that contains a port.
+// portField returns the path of the field that contains the port number.
 func portField(r *config.Resource, number uint32) string {
 	at := -1
 	switch spec := r.Spec.(type) {

@@ -11,7 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// checkProxyVariables reports the variables of ProxyConfigs that have no effect, because their author is a tenant.
+// checkProxyVariables reports environment variables of ProxyConfigs that have no effect, because only ProxyConfigs in
+// the root namespace may set them.
 func (c *snapshotCheck) checkProxyVariables() {
 	if !c.s.Inputs().StartsProxies {
 		return

@@ -9,8 +9,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// ExplainRefused changes the findings about missing objects that exist, but in a document that is refused: they report
-// the refusal and its position. refused are the problems of all documents. problems is not modified.
+// ExplainRefused returns a copy of problems with better findings about missing objects. If a refused document would
+// define the missing object, the finding reports the refusal and its position. refused contains the problems of all
+// documents.
 func ExplainRefused(s *snapshot.Snapshot, problems, refused []config.Problem) []config.Problem {
 	refused = slices.DeleteFunc(slices.Clone(refused), func(p config.Problem) bool {
 		return p.Severity != config.Error || p.Code == config.DuplicateName || p.Key.Name == ""

@@ -41,8 +41,8 @@ func portNumbers(svc *registry.Service) []string {
 	return numbers
 }
 
-// arrivalPorts returns the ports of a gateway, or of the rule's hosts at sidecars, at which traffic for a destination
-// arrives. The ports of unknown hosts are omitted.
+// arrivalPorts returns the ports at which traffic for a destination arrives. At a gateway, these are the ports of its
+// servers. For sidecars, they are the ports of the rule's hosts, without unknown hosts.
 func (c *snapshotCheck) arrivalPorts(v *snapshot.VirtualService, d snapshot.DestinationRef, gateway string) []uint32 {
 	var ports []uint32
 	if gateway == snapshot.MeshGateway {
@@ -68,7 +68,7 @@ func (c *snapshotCheck) arrivalPorts(v *snapshot.VirtualService, d snapshot.Dest
 	return ports
 }
 
-// servesRoute reports whether a server applies the kind of route to which a destination belongs.
+// servesRoute reports whether a server uses the kind of routes (HTTP, TCP or TLS) to which a destination belongs.
 func servesRoute(server *networking.Server, d snapshot.DestinationRef) bool {
 	switch {
 	case config.RedirectsToHTTPS(server):

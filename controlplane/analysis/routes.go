@@ -12,8 +12,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// maxComparedRoutes limits the number of earlier matches that are compared with a match, because comparing all pairs of
-// a very long list is too expensive.
+// maxComparedRoutes limits the number of earlier matches with which a match is compared. To compare all pairs of a very
+// long list would be too expensive.
 const maxComparedRoutes = 1000
 
 // checkRoutes reports unreachable routes of a VirtualService, and weights that look like wrong percentages.
@@ -38,7 +38,7 @@ func (c *snapshotCheck) checkRoutes(v *snapshot.VirtualService) {
 	}
 }
 
-// routeAt is the position of a route. The path is formatted only for findings.
+// routeAt is the position of a route. Its path is formatted only for findings.
 type routeAt struct {
 	list string
 	i    int
@@ -57,7 +57,7 @@ func weights[D interface{ GetWeight() int32 }](c *snapshotCheck, v *snapshot.Vir
 	}
 }
 
-// earlier is a match that precedes others.
+// earlier is a match that precedes the matches that are compared with it.
 type earlier[M any] struct {
 	match M
 	route routeAt
@@ -71,8 +71,8 @@ func (e earlier[M]) String() string {
 	return fmt.Sprintf("%v.match[%d]", e.route, e.at)
 }
 
-// reportUnreachable reports a route, or some of its matches, that earlier matches cover completely. It returns the extended
-// list of earlier matches.
+// reportUnreachable reports a route, or some of its matches, if earlier matches cover it completely. It returns before,
+// extended by the matches of this route.
 func reportUnreachable[M matchWithPort](c *snapshotCheck, v *snapshot.VirtualService, at routeAt, matches []M, before []earlier[M], covers func(a, b M) bool) []earlier[M] {
 	var own []earlier[M]
 	for j, m := range matches {
@@ -108,14 +108,14 @@ func reportUnreachable[M matchWithPort](c *snapshotCheck, v *snapshot.VirtualSer
 	return before
 }
 
-// matchWithPort is implemented by all kinds of matches.
+// matchWithPort is the common interface of HTTP, TCP and TLS matches.
 type matchWithPort interface {
 	fromSource
 	GetPort() uint32
 }
 
-// checkUnreachableMatch reports a match for gateways to which the rule is not bound, or for a port that does not exist
-// there.
+// checkUnreachableMatch reports a match for gateways to which the rule is not bound, or for a port at which no traffic
+// can arrive. It returns true if it reports the match.
 func (c *snapshotCheck) checkUnreachableMatch(v *snapshot.VirtualService, m matchWithPort, at fmt.Stringer) bool {
 	if len(v.Gateways) == 0 {
 		return false // a delegate
@@ -139,8 +139,8 @@ func (c *snapshotCheck) checkUnreachableMatch(v *snapshot.VirtualService, m matc
 	return false
 }
 
-// canArrive reports whether traffic can arrive at a port of a gateway, or of a rule's hosts at sidecars. If the gateway
-// or host is unknown, it returns true.
+// canArrive reports whether traffic can arrive at a port: of a gateway, or of a rule's hosts at sidecars. It returns
+// true if the gateway or a host is unknown.
 func (c *snapshotCheck) canArrive(v *snapshot.VirtualService, gateway string, port uint32) bool {
 	if gateway != snapshot.MeshGateway {
 		i := slices.IndexFunc(c.s.AllGateways(), func(g snapshot.Gateway) bool { return g.FullName() == gateway })
@@ -168,7 +168,7 @@ func coversHTTP(v *snapshot.VirtualService, a, b *networking.HTTPMatchRequest) b
 		coversSource(v, a, b)
 }
 
-// fromSource contains the conditions on the caller that all kinds of matches have.
+// fromSource is the interface of the conditions on the caller, which HTTP, TCP and TLS matches have.
 type fromSource interface {
 	GetSourceLabels() map[string]string
 	GetSourceNamespace() string
@@ -236,8 +236,8 @@ func coversString(a, b *networking.StringMatch, fold bool) bool {
 	return false
 }
 
-// coversEach compares matches by name: b must have all conditions of a. A name with an empty match requires that the
-// name is present.
+// coversEach reports whether each condition of a covers the condition of b with the same name. A condition without a
+// value only requires that the name is present.
 func coversEach(a, b map[string]*networking.StringMatch) bool {
 	for name, m := range a {
 		other, ok := b[name]
@@ -248,7 +248,7 @@ func coversEach(a, b map[string]*networking.StringMatch) bool {
 	return true
 }
 
-// coversNot compares negative conditions: b must exclude everything that a excludes.
+// coversNot compares conditions that exclude values: it reports whether b excludes everything that a excludes.
 func coversNot(a, b map[string]*networking.StringMatch) bool {
 	for name, m := range a {
 		other, ok := b[name]

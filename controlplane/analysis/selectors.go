@@ -59,7 +59,7 @@ var selectingKinds = []config.Kind{
 	config.Sidecar, config.EnvoyFilter, config.DestinationRule, config.ProxyConfig,
 }
 
-// exclusiveKinds are the kinds of which only one document applies to a workload.
+// exclusiveKinds are the kinds of which only one document applies to each workload.
 var exclusiveKinds = []config.Kind{config.PeerAuthentication, config.Sidecar, config.Telemetry, config.ProxyConfig}
 
 // checkSelectors reports documents that select no workload, and several documents of an exclusive kind for the same
@@ -140,15 +140,15 @@ func (c *snapshotCheck) namespacesOf(namespace string, everywhere bool) []string
 	return slices.Sorted(maps.Keys(names))
 }
 
-// mayBeSelected reports whether a service without endpoints selects workloads that may have these labels, which may
-// include labels that the service does not select by.
+// mayBeSelected reports whether a service without endpoints may select workloads with these labels. Such workloads may
+// have more labels than the service's selector.
 func (c *snapshotCheck) mayBeSelected(namespace string, labels map[string]string) bool {
 	return slices.ContainsFunc(c.selecting[namespace], func(svc *registry.Service) bool {
 		return len(c.s.Registry.Endpoints(svc)) == 0 && !areDisjoint(svc.Selector, labels)
 	})
 }
 
-// canOverlap reports whether a workload can match both selectors and they have a common label.
+// canOverlap reports whether the selectors have a common label and a workload can match both of them.
 func canOverlap(a, b map[string]string) bool {
 	common := false
 	for k, v := range a {
@@ -162,7 +162,8 @@ func canOverlap(a, b map[string]string) bool {
 	return common
 }
 
-// servicesOf returns the services of a namespace whose workloads a selector may select. An empty selector selects all.
+// servicesOf returns the services of a namespace whose workloads may have the labels. If labels is empty, it returns
+// all services of the namespace that have a selector.
 func (c *snapshotCheck) servicesOf(namespace string, labels map[string]string) []*registry.Service {
 	if len(labels) == 0 {
 		return c.selecting[namespace]
@@ -181,7 +182,7 @@ func (c *snapshotCheck) servicesOf(namespace string, labels map[string]string) [
 	return out
 }
 
-// labelKey is a label in the selector of a service.
+// labelKey is one label in the selector of a service.
 type labelKey struct{ namespace, key, value string }
 
 func (c *snapshotCheck) indexSelectors() {
@@ -196,7 +197,8 @@ func (c *snapshotCheck) indexSelectors() {
 	}
 }
 
-// checkWorkloadPort reports a port in a policy that is a service port, but not a port of its workloads.
+// checkWorkloadPort reports a port in a policy that is the port of a service, but not a port on which the service's
+// workloads listen.
 func (c *snapshotCheck) checkWorkloadPort(r *config.Resource, labels map[string]string, field string, port uint32) {
 	services := c.servicesOf(r.Namespace, labels)
 	var target uint32

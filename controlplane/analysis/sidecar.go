@@ -31,7 +31,8 @@ func (c *snapshotCheck) checkSidecars() {
 	}
 }
 
-// checkOwnTLS reports TLS termination in a Sidecar's port for which mutual TLS is not disabled in any of its workloads.
+// checkOwnTLS reports TLS settings for a port of a Sidecar if no selected workload disables mutual TLS for the port.
+// The settings then have no effect.
 func (c *snapshotCheck) checkOwnTLS(r *config.Resource, field string, labels map[string]string, port uint32) {
 	mode := c.s.MTLSMode(r.Namespace, labels, port)
 	found, _ := c.s.Registry.Workloads(r.Namespace, labels)
@@ -42,13 +43,14 @@ func (c *snapshotCheck) checkOwnTLS(r *config.Resource, field string, labels map
 		mode = c.s.MTLSMode(r.Namespace, registry.WorkloadLabels(w), port)
 	}
 	if mode != snapshot.Disable {
-		c.reportNoEffect(r, field, "", fmt.Sprintf("has no effect, because the port accepts the mesh's mutual TLS (%s)", mode),
+		c.reportNoEffect(r, field, "", fmt.Sprintf("the port accepts the mesh's mutual TLS (%s), so these TLS settings have no effect", mode),
 			fmt.Sprintf("set portLevelMtls of the workloads' PeerAuthentication to DISABLE for port %d", port))
 	}
 }
 
-// checkEgressHost reports unknown hosts in a Sidecar. In the root namespace, a Sidecar applies to the workloads of all
-// namespaces, and "." means each workload's own. So a host is accepted there if any namespace may see it.
+// checkEgressHost reports unknown hosts in a Sidecar. A Sidecar in the root namespace applies to the workloads of all
+// namespaces, and "." stands for the namespace of each workload. In such a Sidecar, a host is therefore known if it is
+// visible to any namespace.
 func (c *snapshotCheck) checkEgressHost(r *config.Resource, field, host string) {
 	ns, pattern, _ := strings.Cut(host, "/")
 	if strings.HasPrefix(pattern, "*") {
@@ -58,14 +60,14 @@ func (c *snapshotCheck) checkEgressHost(r *config.Resource, field, host string) 
 	if ns == "" {
 		ns = "*"
 	}
-	everybody := r.Namespace == c.s.Mesh.GetRootNamespace()
+	isMeshWide := r.Namespace == c.s.Mesh.GetRootNamespace()
 	seen := ns + "/" + pattern
-	if everybody && ns == "." {
+	if isMeshWide && ns == "." {
 		seen = "*/" + pattern
 	}
 	egress := snapshot.NewEgressHosts(&networking.Sidecar{Egress: []*networking.IstioEgressListener{{Hosts: []string{seen}}}}, r.Namespace)
 	for _, svc := range c.s.Registry.Services {
-		if (everybody || svc.VisibleTo(r.Namespace)) && egress.ContainsService(svc) {
+		if (isMeshWide || svc.VisibleTo(r.Namespace)) && egress.ContainsService(svc) {
 			return
 		}
 	}

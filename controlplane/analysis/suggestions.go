@@ -7,11 +7,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
-// maxSuggestions limits the searches for similar names. A mesh with more unknown names has another cause than
+// maxSuggestions limits the searches for similar names. If a mesh has more unknown names, the cause is not a
 // misspelling.
 const maxSuggestions = 50
 
-// suggestName returns the most similar name, or "".
+// suggestName returns the name in names that is most similar to written, or "" if none is similar.
 func (c *snapshotCheck) suggestName(written string, names []string) string {
 	if c.suggestions == 0 {
 		return ""
@@ -20,7 +20,7 @@ func (c *snapshotCheck) suggestName(written string, names []string) string {
 	return nearestHost(written, names)
 }
 
-// suggestHost returns the remedy for an unknown host.
+// suggestHost returns the remedy for an unknown host: a similar host name, if there is one.
 func (c *snapshotCheck) suggestHost(host, namespace string) string {
 	var names []string
 	for _, svc := range c.s.Registry.Services {
@@ -40,8 +40,9 @@ func (c *snapshotCheck) suggestHost(host, namespace string) string {
 	return "add a Service or a ServiceEntry of this name, or correct the host"
 }
 
-// nearestHost returns the candidate that is most similar to a misspelled host, or "". The permitted distance depends on
-// the length of the first label, because the other labels are long and common to many hosts.
+// nearestHost returns the candidate that is most similar to the misspelled host written, or "" if none is similar. The
+// permitted distance depends on the length of the first label, because the other labels are long and common to many
+// hosts.
 func nearestHost(written string, candidates []string) string {
 	first, _, _ := strings.Cut(written, ".")
 	if len(first) <= 2 {

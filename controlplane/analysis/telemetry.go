@@ -10,8 +10,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// checkTelemetries reports providers that do not exist, have the wrong type, or have no reachable service. Requests are
-// served, but their telemetry is lost.
+// checkTelemetries reports providers of Telemetry documents that do not exist, have the wrong type, or have no
+// reachable service. Proxies serve the requests, but their telemetry is lost.
 func (c *snapshotCheck) checkTelemetries() {
 	for _, r := range c.s.Resources(config.Telemetry) {
 		spec := r.Spec.(*telemetry.Telemetry)
@@ -45,7 +45,8 @@ func (c *snapshotCheck) checkProviders(r *config.Resource, field, what string, r
 	}
 }
 
-// hasCollector reports whether the provider's service has the port.
+// hasCollector reports whether the service of a provider exists and has the port. from is the namespace of the document
+// that names the provider.
 func (c *snapshotCheck) hasCollector(service string, port uint32, from string) bool {
 	namespace, host := snapshot.SplitProviderService(service)
 	if namespace == "" {

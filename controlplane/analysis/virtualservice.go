@@ -65,8 +65,8 @@ func (c *snapshotCheck) checkRules(v *snapshot.VirtualService) {
 	}
 }
 
-// withoutDelegates returns a copy of the VirtualService with only the routes in its own document, without those of its
-// delegates. Field paths in findings then refer to that document.
+// withoutDelegates returns a copy of the VirtualService that contains only the routes of its own document, not the
+// routes of its delegates. Field paths in findings then refer to that document.
 func withoutDelegates(v *snapshot.VirtualService) *snapshot.VirtualService {
 	written := *v
 	written.Spec = v.Resource.Spec.(*networking.VirtualService)
@@ -87,8 +87,8 @@ func groupByHost(rules []*snapshot.VirtualService) map[string][]*snapshot.Virtua
 	return byHost
 }
 
-// checkHosts reports unknown hosts, and hosts for which another rule takes precedence, because sidecars do not merge
-// rules.
+// checkHosts reports unknown hosts. It also reports hosts for which another rule takes precedence, because sidecars use
+// only one rule for each host.
 func (c *snapshotCheck) checkHosts(v *snapshot.VirtualService, byHost map[string][]*snapshot.VirtualService) {
 	if !v.IsForGateway(snapshot.MeshGateway) {
 		return
@@ -201,7 +201,7 @@ func (c *snapshotCheck) checkSubset(v *snapshot.VirtualService, d snapshot.Desti
 	c.reportMissing(config.UnknownSubset, v.Resource, d.Path()+".subset", name, svc.Hostname+" has no such subset", missing, remedy)
 }
 
-// selectiveRules returns the DestinationRules of a namespace with a workload selector.
+// selectiveRules returns the DestinationRules of a namespace that have a workload selector.
 func (c *snapshotCheck) selectiveRules(namespace string) []*snapshot.DestinationRule {
 	if c.selective == nil {
 		c.selective = map[string][]*snapshot.DestinationRule{}

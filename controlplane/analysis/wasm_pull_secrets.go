@@ -7,7 +7,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// checkPullSecrets reports missing Secrets of plugins.
+// checkPullSecrets reports pull Secrets of WasmPlugins that do not exist or contain no registry credentials.
 func (c *snapshotCheck) checkPullSecrets() {
 	for _, r := range c.s.Resources(config.WasmPlugin) {
 		p := snapshot.Plugin{Resource: r, Spec: r.Spec.(*extensions.WasmPlugin)}

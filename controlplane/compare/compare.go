@@ -1,5 +1,5 @@
-// Package compare determines how the configuration of proxies differs between two states of a mesh. It is used to show
-// the effect of a change before the change is applied.
+// Package compare determines how the configuration of proxies differs between two states of a mesh. It shows the effect
+// of a change before the change is applied.
 package compare
 
 import (
@@ -43,7 +43,7 @@ type Change struct {
 	More int `json:"more,omitempty"`
 }
 
-// Value is one value of a resource that differs. "" means that the value does not exist.
+// Value is one value of a resource that differs. Before or After is "" if the value does not exist on that side.
 type Value struct {
 	Path   string `json:"path"`
 	Before string `json:"before,omitempty"`
@@ -105,7 +105,7 @@ func compareProxy(before, after *snapshot.Snapshot, p *translate.Proxy, shown ma
 	return changes, nil
 }
 
-// AllResources returns all resources of a proxy by type, including those that it has not requested.
+// AllResources returns all resources of a proxy by type, including resources that the proxy has not requested.
 func AllResources(s *snapshot.Snapshot, p *translate.Proxy) (map[string][]*xds.Resource, error) {
 	all := map[string][]*xds.Resource{}
 	var err error
@@ -241,7 +241,7 @@ func marshalRedacted(r *xds.Resource) ([]byte, error) {
 	return protojson.Marshal(message)
 }
 
-// fingerprint returns a hash that identifies a certificate.
+// fingerprint returns the beginning of a hash that identifies a certificate.
 func fingerprint(source *corev3.DataSource) string {
 	if source == nil {
 		return ""

@@ -58,8 +58,8 @@ func redactPacked(packed *anypb.Any) bool {
 	return packed.MarshalFrom(content) == nil
 }
 
-// redactField replaces the value of a field by the placeholder. If the type of the field cannot contain the
-// placeholder, it clears the field.
+// redactField replaces the value of a field by the placeholder. It clears the field if the field's type cannot contain
+// the placeholder.
 func redactField(m protoreflect.Message, fd protoreflect.FieldDescriptor) {
 	switch {
 	case fd.IsList() || fd.IsMap():
@@ -74,8 +74,8 @@ func redactField(m protoreflect.Message, fd protoreflect.FieldDescriptor) {
 	}
 }
 
-// redactEntry redacts the pull secret in the environment of a Wasm module, even if the message has no type. It reports
-// whether there is a pull secret.
+// redactEntry redacts the pull secret in a map with the environment variables of a Wasm module. The map may also be
+// part of a struct without a type. It reports whether the map contains a pull secret.
 func redactEntry(fd protoreflect.FieldDescriptor, m protoreflect.Map) bool {
 	if fd.MapKey().Kind() != protoreflect.StringKind {
 		return false

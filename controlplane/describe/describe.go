@@ -35,11 +35,12 @@ type Description struct {
 	Access []string `json:"access,omitempty"`
 	// Gateways lists the Gateways that select the proxy. It is empty for sidecars.
 	Gateways []Document `json:"gateways,omitempty"`
-	// Scope describes which services the workload can see.
+	// Scope describes which services are visible to the workload.
 	Scope []string `json:"scope,omitempty"`
 	// Outbound lists the rules that apply to the workload's own requests.
 	Outbound []Document `json:"outbound,omitempty"`
-	// OtherDocuments lists documents of other kinds that apply: filters, logs, plug-ins.
+	// OtherDocuments lists the other documents that apply to the workload, for example EnvoyFilters, Telemetry
+	// documents and WasmPlugins.
 	OtherDocuments []Document `json:"others,omitempty"`
 }
 
@@ -49,7 +50,8 @@ type Inbound struct {
 	Port     uint32 `json:"port"`
 	Target   uint32 `json:"targetPort,omitempty"`
 	Protocol string `json:"protocol"`
-	// MTLS describes which connections the port accepts. By is the name of the document that configures it.
+	// MTLS describes whether the port accepts mutual TLS, plaintext or both. By is the name of the document that
+	// specifies this.
 	MTLS string `json:"mtls"`
 	By   string `json:"by,omitempty"`
 	// Endpoint is the Sidecar's defaultEndpoint for the port.
@@ -65,8 +67,8 @@ type Document struct {
 	Effects  []string   `json:"says,omitempty"`
 }
 
-// refusedText is the description of a policy whose document was never accepted. The control plane denies all requests
-// to the workloads of such a policy.
+// refusedText is the effect of a policy whose document has never been accepted. The workloads that the policy selects
+// deny all requests.
 const refusedText = "the document is refused, and no earlier version was accepted: requests to the workloads that it selects are denied (PF0213)"
 
 func newDocument(r *config.Resource, effects ...string) Document {
@@ -83,7 +85,7 @@ func newDocument(r *config.Resource, effects ...string) Document {
 // maxOutbound limits the number of rules in Outbound.
 const maxOutbound = 200
 
-// Workload describes the workload of a proxy.
+// Workload returns the description of a proxy's workload.
 func Workload(s *snapshot.Snapshot, p *translate.Proxy) Description {
 	d := Description{
 		Workload: p.Name, Namespace: p.Namespace, Type: string(p.Type), Address: p.Address.String(), ServiceAccount: p.ServiceAccount, Labels: redact.Labels(p.Labels),
@@ -136,7 +138,8 @@ func mtlsText(m snapshot.Mode) string {
 	return "mutual TLS and plaintext (PERMISSIVE)"
 }
 
-// describeClientRules returns the rules that clients in the workload's own namespace apply to a service.
+// describeClientRules returns the rules that apply when clients in the workload's own namespace call a port of a
+// service.
 func describeClientRules(scope *snapshot.Scope, svc *registry.Service, port registry.Port) []Document {
 	var out []Document
 	if vs := scope.VirtualService(svc.Hostname); vs != nil {
@@ -237,8 +240,8 @@ func (d *Description) addOutboundRules(scope *snapshot.Scope) {
 	}
 }
 
-// explainShadowing returns why a VirtualService does not apply to one of its hosts. inForce is the one that applies, or
-// nil.
+// explainShadowing returns the reason why the VirtualService vs does not apply to host. inForce is the VirtualService
+// that applies to host, or nil.
 func explainShadowing(inForce, vs *snapshot.VirtualService, host string) string {
 	if inForce == nil {
 		return "no rule applies to " + host

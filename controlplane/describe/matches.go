@@ -114,7 +114,7 @@ func stringMatchText(what string, m *networking.StringMatch) []string {
 	return nil
 }
 
-// joinAll joins conditions with "and", because all must match. If there are no conditions, it returns none.
+// joinAll joins conditions that must all match with "and". If there are no conditions, it returns none.
 func joinAll(parts []string, none string) string {
 	if len(parts) == 0 {
 		return none

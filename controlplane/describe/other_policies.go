@@ -17,8 +17,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// applies reports whether a document applies to a workload with these labels. own: the document is in the workload's
-// namespace.
+// applies reports whether a document applies to a workload with these labels. own is set if the document is in the
+// workload's namespace.
 func applies(r *config.Resource, own bool, labels map[string]string) bool {
 	switch spec := r.Spec.(type) {
 	case *security.RequestAuthentication:

@@ -10,8 +10,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// policyText describes what an AuthorizationPolicy matches, rule by rule. A rule matches if one of its sources and one
-// of its operations match. A source or operation matches if all its conditions do.
+// policyText describes which requests an AuthorizationPolicy matches. Each rule results in one text. A rule matches if
+// one of its sources, one of its operations, and all its conditions match. A source or operation matches if all its
+// fields match.
 func policyText(spec *security.AuthorizationPolicy) []string {
 	action := spec.GetAction().String()
 	if provider := spec.GetProvider().GetName(); provider != "" {
@@ -82,7 +83,7 @@ func operationText(rule *security.Rule) []string {
 	return out
 }
 
-// conditionText describes the condition that an attribute has one of the values in are, and none of those in none.
+// conditionText describes the condition that an attribute has one of the values in are, and none of the values in none.
 func conditionText(what string, are, none []string) []string {
 	var out []string
 	if len(are) > 0 {
@@ -105,7 +106,7 @@ func joinAny(list []string, none string) string {
 	return "(" + strings.Join(list, ") or (") + ")"
 }
 
-// targeted is implemented by documents that select workloads.
+// targeted is the common interface of documents that select workloads by labels or by target references.
 type targeted interface {
 	GetSelector() *typev1beta1.WorkloadSelector
 	GetTargetRef() *typev1beta1.PolicyTargetReference

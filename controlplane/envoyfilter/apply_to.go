@@ -11,8 +11,8 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// newValue returns an empty message of the type that a patch's value must have. It returns nil if the kind of object is
-// not supported.
+// newValue returns an empty message of the type that the value of a patch for to must have. It returns nil if patches
+// for this kind of object are not supported.
 func newValue(to networking.EnvoyFilter_ApplyTo) proto.Message {
 	switch to {
 	case networking.EnvoyFilter_LISTENER:

@@ -9,17 +9,17 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// Cluster contains those attributes of a cluster that the match conditions of patches refer to.
+// Cluster contains the attributes of a cluster to which the match conditions of patches refer.
 type Cluster struct {
 	Side Side
 	Name string
-	// Services are the hosts of the cluster's services.
+	// Services contains the hostnames of the services to which the cluster belongs.
 	Services []string
 	Subset   string
 	Port     uint32
 }
 
-// ClusterPatches contains the patches of one cluster.
+// ClusterPatches contains the patches for one cluster.
 type ClusterPatches struct {
 	set     *Set
 	patches []*patch
@@ -27,7 +27,7 @@ type ClusterPatches struct {
 	Key string
 }
 
-// ForCluster returns the patches of a cluster.
+// ForCluster returns the patches that change or remove the cluster c.
 func (s *Set) ForCluster(c Cluster) ClusterPatches {
 	patches := s.selectPatches(func(p *patch) bool {
 		return p.to == networking.EnvoyFilter_CLUSTER && p.op != networking.EnvoyFilter_Patch_ADD && p.appliesTo(c.Side) && c.matches(p)
@@ -61,7 +61,8 @@ func (c ClusterPatches) Removes() bool {
 	return slices.ContainsFunc(c.patches, func(p *patch) bool { return p.op == networking.EnvoyFilter_Patch_REMOVE })
 }
 
-// Apply returns the cluster with the patches applied.
+// Apply returns the cluster after the patches have changed it. It ignores patches that remove the cluster (see
+// Removes).
 func (c ClusterPatches) Apply(cluster *clusterv3.Cluster) *clusterv3.Cluster {
 	for _, p := range c.patches {
 		if p.isMerge() {
@@ -75,8 +76,8 @@ func (p *patch) changeCluster(cluster *clusterv3.Cluster) (bool, error) {
 	value := proto.Clone(p.value).(*clusterv3.Cluster)
 	value.Name = ""
 	if socket := value.GetTransportSocket(); socket != nil && len(cluster.GetTransportSocketMatches()) > 0 {
-		// The cluster has several transport sockets, and endpoints select one of them. The patch therefore applies to
-		// the socket with the name in the patch, and not to the field for a single socket.
+		// The cluster has several transport sockets, and each endpoint selects one of them. The patch therefore applies
+		// to the transport socket with the same name, and not to the field for a single transport socket.
 		value.TransportSocket = nil
 		for _, m := range cluster.GetTransportSocketMatches() {
 			if m.GetTransportSocket().GetName() == socket.GetName() {
@@ -107,8 +108,8 @@ func (s *Set) AddedClusters(router bool, taken func(name string) bool) []*cluste
 	return out
 }
 
-// Extension returns the extension configuration that patches add with this name, or nil. If several patches add it, the
-// last one takes effect.
+// Extension returns the extension configuration that is called name and that patches add, or nil. If several patches
+// add it, the last one takes effect.
 func (s *Set) Extension(router bool, name string) *corev3.TypedExtensionConfig {
 	var found *corev3.TypedExtensionConfig
 	for _, p := range s.patchesFor(networking.EnvoyFilter_EXTENSION_CONFIG) {
@@ -119,7 +120,7 @@ func (s *Set) Extension(router bool, name string) *corev3.TypedExtensionConfig {
 	return found
 }
 
-// Extensions returns the names of all extension configurations that patches add.
+// Extensions returns the names of all extension configurations that patches add, without duplicates.
 func (s *Set) Extensions(router bool) []string {
 	var out []string
 	for _, p := range s.patchesFor(networking.EnvoyFilter_EXTENSION_CONFIG) {

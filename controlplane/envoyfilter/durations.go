@@ -11,8 +11,8 @@ import (
 )
 
 // convertDurations converts durations in Go's form, for example "500ms" or "1m30s", to the form of protobuf's JSON
-// mapping ("0.500s", "90s"). Istio accepts both forms. It returns other values, and parts of unknown type, unchanged.
-// md is the type of the value.
+// mapping ("0.500s", "90s"). Istio accepts both forms. md is the type of v. Other values, and parts whose type is
+// unknown, are not changed.
 func convertDurations(v *structpb.Value, md protoreflect.MessageDescriptor) *structpb.Value {
 	if md.FullName() == "google.protobuf.Duration" {
 		return convertDuration(v)
@@ -56,8 +56,7 @@ func convertFields(fields map[string]*structpb.Value, convert func(name string, 
 	return structpb.NewStructValue(&structpb.Struct{Fields: out})
 }
 
-// convertFieldDurations calls convertDurations for the message in a field, or for each message of the field's list or
-// map.
+// convertFieldDurations calls convertDurations for the message in a field, or for each message of a list or map.
 func convertFieldDurations(v *structpb.Value, fd protoreflect.FieldDescriptor) *structpb.Value {
 	switch {
 	case fd.IsMap():

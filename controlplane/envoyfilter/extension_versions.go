@@ -8,8 +8,8 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// minEnvoyVersion maps extension types to the first minor version of Envoy 1.x that supports them. It omits types that
-// all supported versions have. For types that were added in 1.39, the value is that of 1.40.
+// minEnvoyVersion maps an extension type to the first minor version of Envoy 1.x with which patches may use the type.
+// It omits types that all supported versions have. For types that were added in 1.39, the value is 40.
 var minEnvoyVersion = map[protoreflect.FullName]uint32{
 	"envoy.extensions.access_loggers.dynamic_modules.v3.DynamicModuleAccessLog":                        37,
 	"envoy.extensions.access_loggers.filters.process_ratelimit.v3.ProcessRateLimitFilter":              37,
@@ -90,8 +90,8 @@ var minEnvoyVersion = map[protoreflect.FullName]uint32{
 	"envoy.extensions.watchdog.backtrace_action.v3.BacktraceActionConfig":                              40,
 }
 
-// newestType returns the name of that extension type in a message that requires the newest Envoy, and the minor version
-// that it requires. The version is 0 if all supported versions have all types in the message.
+// newestType returns the extension type in a message that requires the newest Envoy, and the minor version that this
+// type requires. The version is 0 if all supported versions have all types in the message.
 func newestType(m proto.Message) (name protoreflect.FullName, minor uint32) {
 	forEachPacked(m.ProtoReflect(), func(packed *anypb.Any) {
 		if needs := minEnvoyVersion[packed.MessageName()]; needs > minor {
@@ -101,7 +101,7 @@ func newestType(m proto.Message) (name protoreflect.FullName, minor uint32) {
 	return name, minor
 }
 
-// forEachPacked calls visit for all messages in google.protobuf.Any fields within a message, recursively.
+// forEachPacked calls visit for all google.protobuf.Any messages within a message, recursively.
 func forEachPacked(m protoreflect.Message, visit func(*anypb.Any)) {
 	each := func(v protoreflect.Value) {
 		inner := v.Message()
@@ -131,8 +131,8 @@ func forEachPacked(m protoreflect.Message, visit func(*anypb.Any)) {
 	})
 }
 
-// checkEnvoyVersion returns an error if the Envoy version does not support the patch. An unknown version is treated as
-// a new one.
+// checkEnvoyVersion returns an error if the Envoy version does not support the patch. If the version is unknown, it
+// returns nil.
 func (p *patch) checkEnvoyVersion(envoy [3]uint32) error {
 	if p.minMinor == 0 || envoy == [3]uint32{} || envoy[0] > 1 || envoy[1] >= p.minMinor {
 		return nil

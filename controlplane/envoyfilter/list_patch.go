@@ -15,13 +15,14 @@ type element interface {
 	GetName() string
 }
 
-// typedElement is an element whose configuration is in a google.protobuf.Any.
+// typedElement is an element whose configuration is in a google.protobuf.Any field.
 type typedElement interface {
 	GetTypedConfig() *anypb.Any
 }
 
-// editList applies a patch to a list. named reports whether the patch refers to an element. anchored is false if the
-// patch does not refer to any element by name. last reports whether an element must be the last of the list.
+// editList applies a patch to a list, and reports whether the list has changed. named reports whether the patch refers
+// to an element by name; anchored is false if the patch contains no such name. last reports whether an element must be
+// the last one of the list.
 func editList[E element](list []E, p *patch, anchored bool, named, last func(E) bool) ([]E, bool, error) {
 	switch p.op {
 	case networking.EnvoyFilter_Patch_REMOVE:
@@ -68,16 +69,16 @@ func insertIndex[E element](list []E, p *patch, anchored bool, named, last func(
 	case networking.EnvoyFilter_Patch_REPLACE:
 		return found
 	}
-	// Append the element, but before an element that must be the last.
+	// Append the element. If the last element must remain the last one, insert the new element before it.
 	if n := len(list); n > 0 && last(list[n-1]) && !last(p.value.(E)) {
 		return n - 1
 	}
 	return len(list)
 }
 
-// mergeElements merges the patch into the elements to which it refers. If it does not refer to any, mergeElements
-// merges it into elements that have the same name as its value. If the value has no name, it merges it into elements of
-// the same type as the value.
+// mergeElements merges the value of the patch into the elements to which the patch refers. If the patch refers to none,
+// it merges the value into elements that have the same name as the value. If the value has no name, it merges the value
+// into elements of the same type.
 func mergeElements[E element](list []E, p *patch, anchored bool, named func(E) bool) ([]E, bool, error) {
 	value := p.value.(E)
 	if !anchored {

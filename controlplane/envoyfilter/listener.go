@@ -11,14 +11,14 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// ChangesHTTPFilters reports whether patches may change the HTTP filters of listeners.
+// ChangesHTTPFilters reports whether any patch may change the HTTP filters of listeners.
 func (s *Set) ChangesHTTPFilters() bool {
 	return len(s.selectPatches(func(p *patch) bool { return listenerPatchTypes[p.to] })) > 0
 }
 
-// Listeners applies the patches to a proxy's listeners. router: the proxy is a gateway. inbound is the name of the
-// listener that receives all inbound connections, or "". If a patch is for a port, it applies to those filter chains of
-// that listener that are for the port.
+// Listeners applies the patches to a proxy's listeners. router is set if the proxy is a gateway. inbound is the name of
+// the listener that receives the connections to all inbound ports, or "". A patch for one port changes only those
+// filter chains of the inbound listener that are for this port.
 func (s *Set) Listeners(router bool, inbound string, listeners []*listenerv3.Listener) []*listenerv3.Listener {
 	if len(s.selectPatches(func(p *patch) bool { return listenerPatchTypes[p.to] })) == 0 {
 		return listeners
@@ -53,7 +53,7 @@ var listenerPatchTypes = map[networking.EnvoyFilter_ApplyTo]bool{
 	networking.EnvoyFilter_NETWORK_FILTER: true, networking.EnvoyFilter_HTTP_FILTER: true,
 }
 
-// appliesToProxy reports whether the context of a patch includes the proxy's type.
+// appliesToProxy reports whether the context of a patch includes a gateway (if router is set) or a sidecar.
 func (p *patch) appliesToProxy(router bool) bool {
 	if router {
 		return p.appliesTo(Gateway)
@@ -71,7 +71,8 @@ func listenerSide(router bool, l *listenerv3.Listener) Side {
 	return Outbound
 }
 
-// listener applies the patches to one listener. It returns nil if a patch removes the listener.
+// listener applies the patches to one listener. everyPort is set if the listener receives the connections to all
+// inbound ports. It returns nil if a patch removes the listener.
 func (s *Set) listener(side Side, everyPort bool, l *listenerv3.Listener) *listenerv3.Listener {
 	for _, to := range []networking.EnvoyFilter_ApplyTo{
 		networking.EnvoyFilter_LISTENER, networking.EnvoyFilter_LISTENER_FILTER, networking.EnvoyFilter_FILTER_CHAIN,
@@ -107,7 +108,8 @@ func listenerPort(l *listenerv3.Listener) uint32 {
 	return l.GetAddress().GetSocketAddress().GetPortValue()
 }
 
-// applyToListener applies a patch to a listener whose attributes match.
+// applyToListener applies a patch to a listener that meets the patch's conditions on listeners. It reports whether the
+// patch has changed the listener.
 func (p *patch) applyToListener(everyPort bool, l *listenerv3.Listener) (bool, error) {
 	switch p.to {
 	case networking.EnvoyFilter_LISTENER:
@@ -137,7 +139,7 @@ func (p *patch) applyToListener(everyPort bool, l *listenerv3.Listener) (bool, e
 	return changed, nil
 }
 
-// filterChains returns all chains of a listener, including the default chain.
+// filterChains returns all filter chains of a listener, including the default filter chain.
 func filterChains(l *listenerv3.Listener) []*listenerv3.FilterChain {
 	out := slices.Clone(l.GetFilterChains())
 	if l.GetDefaultFilterChain() != nil {
@@ -198,7 +200,8 @@ func (p *patch) matchesChain(everyPort bool, c *listenerv3.FilterChain) bool {
 	return true
 }
 
-// changeFilters applies a patch to the network filters of a chain, or to the HTTP filters within them.
+// changeFilters applies a patch to the network filters of a filter chain, or to the HTTP filters of its HTTP connection
+// managers.
 func (p *patch) changeFilters(chain *listenerv3.FilterChain) (changed bool, err error) {
 	wanted := p.match.GetListener().GetFilterChain().GetFilter()
 	if p.to == networking.EnvoyFilter_NETWORK_FILTER {
@@ -244,7 +247,8 @@ func (p *patch) editHTTP(filters []*hcmv3.HttpFilter, wanted string) ([]*hcmv3.H
 	return editList(filters, p, wanted != "", func(f *hcmv3.HttpFilter) bool { return f.GetName() == wanted }, isRouter)
 }
 
-// classIndex returns the index at which filters of a class must be inserted. It returns -1 for an unspecified class.
+// classIndex returns the index at which a filter of the class must be inserted. It returns -1 if the class is not
+// specified.
 func classIndex(class networking.EnvoyFilter_Patch_FilterClass, filters []*hcmv3.HttpFilter) int {
 	before := func(names ...string) int {
 		return max(0, slices.IndexFunc(filters, func(f *hcmv3.HttpFilter) bool {

@@ -7,9 +7,9 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// merge merges src into dst. A single value replaces that in dst, items of lists are appended, and messages are merged.
-// A message in a google.protobuf.Any field is merged if both have the same type, and replaced otherwise. Wrapper types
-// and durations are replaced as a whole.
+// merge merges src into dst. A single value in src replaces the value in dst. Items of lists are appended, and messages
+// are merged. A message in a google.protobuf.Any field is merged if its type is the same in src and dst, and replaced
+// otherwise. Wrapper types and durations count as single values.
 func merge(dst, src proto.Message) { merger{}.mergeMessage(dst.ProtoReflect(), src.ProtoReflect()) }
 
 // isMerge reports whether the operation of the patch is MERGE or MERGE_AND_REPLACE_LIST.
@@ -23,8 +23,8 @@ func (p *patch) merge(dst, src proto.Message) {
 	m.mergeMessage(dst.ProtoReflect(), src.ProtoReflect())
 }
 
-// merger merges messages. With replaceLists, a list of the source replaces the list of the destination, even in nested
-// messages. Otherwise its items are appended.
+// merger merges messages. If replaceLists is set, a list of the source replaces the list of the destination, even in
+// nested messages. Otherwise the items of the source are appended.
 type merger struct {
 	replaceLists bool
 }
@@ -112,8 +112,8 @@ func packAny(m proto.Message) (*anypb.Any, error) {
 	return out, err
 }
 
-// isWrapper reports whether a message represents a single value. Such a message must be replaced as a whole, because a
-// merge would ignore a zero value in src.
+// isWrapper reports whether a message represents a single value. Such a message must be replaced, because a merge would
+// ignore a zero value in the source.
 func isWrapper(m protoreflect.MessageDescriptor) bool {
 	switch m.FullName() {
 	case "google.protobuf.Duration", "google.protobuf.Timestamp", "google.protobuf.BoolValue", "google.protobuf.StringValue",

@@ -38,7 +38,7 @@ type patch struct {
 	match   *networking.EnvoyFilter_EnvoyConfigObjectMatch
 	value   proto.Message // nil for patches that remove an object
 	version *regexp.Regexp
-	// newestType is that extension type in the value that requires the newest Envoy: version 1.minMinor. It is empty if
+	// newestType is the extension type in the value that requires the newest Envoy, which is 1.minMinor. It is empty if
 	// all supported versions have all types in the value.
 	newestType protoreflect.FullName
 	minMinor   uint32

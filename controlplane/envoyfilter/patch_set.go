@@ -19,13 +19,13 @@ const (
 	Gateway  = networking.EnvoyFilter_GATEWAY
 )
 
-// Proxy contains those attributes of a proxy that the match conditions of patches refer to.
+// Proxy contains the attributes of a proxy to which the match conditions of patches refer.
 type Proxy struct {
 	// Version is the mesh version that the proxy's agent reports.
 	Version string
-	// Envoy is the version of the proxy's Envoy. It is zero if unknown.
+	// Envoy is the version of the proxy's Envoy. It is zero if the version is unknown.
 	Envoy [3]uint32
-	// Metadata contains the node's metadata fields whose values are strings.
+	// Metadata contains those fields of the node's metadata whose values are strings.
 	Metadata map[string]string
 }
 
@@ -36,8 +36,8 @@ type Set struct {
 	skipped []SkippedPatch
 }
 
-// NewSet returns the patches of the filters that apply to the proxy, in order. It returns nil if none applies. It calls
-// note for patches that are skipped because they require a newer Envoy.
+// NewSet returns the patches in filters that apply to the proxy, in order. It returns nil if there are none. It omits
+// patches that require a newer Envoy, and calls note for each of them.
 func NewSet(filters []*Filter, p Proxy, note func(*Filter, config.Problem)) *Set {
 	s := &Set{}
 	for _, f := range filters {
@@ -70,7 +70,7 @@ func (p *patch) matchesProxy(proxy Proxy) bool {
 	return true
 }
 
-// appliesTo reports whether a patch applies in a context.
+// appliesTo reports whether the context of a patch is side or ANY.
 func (p *patch) appliesTo(side Side) bool {
 	context := p.match.GetContext()
 	return context == networking.EnvoyFilter_ANY || context == side
@@ -90,7 +90,7 @@ func (s *Set) selectPatches(wanted func(*patch) bool) []*patch {
 	return out
 }
 
-// patchesFor returns the patches of one kind of object.
+// patchesFor returns the patches for one kind of object.
 func (s *Set) patchesFor(to networking.EnvoyFilter_ApplyTo) []*patch {
 	return s.selectPatches(func(p *patch) bool { return p.to == to })
 }

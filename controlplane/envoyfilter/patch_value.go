@@ -15,7 +15,7 @@ import (
 	_ "github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter/types"
 )
 
-// typeMismatchError is an error with the path of the part of a value that is invalid.
+// typeMismatchError reports an invalid part of a patch's value. path is the path of this part within the value.
 type typeMismatchError struct {
 	path string
 	why  string
@@ -23,7 +23,7 @@ type typeMismatchError struct {
 
 func (m *typeMismatchError) Error() string { return m.path + ": " + m.why }
 
-// readValue parses a patch's value. The error, if any, is a *typeMismatchError with the path within the value.
+// readValue parses the value of a patch into a message. If the value is invalid, the error is a *typeMismatchError.
 func readValue(value *structpb.Struct, into proto.Message) error {
 	tree := convertDurations(expandTypedStructs(structpb.NewStructValue(value)), into.ProtoReflect().Descriptor())
 	err := unmarshal(tree, into)
@@ -42,7 +42,7 @@ func unmarshal(value *structpb.Value, into proto.Message) error {
 	return protojson.Unmarshal(data, into)
 }
 
-// trimProtoError returns a protojson error without its position. The position is that in the encoded value, and not in
+// trimProtoError returns the text of a protojson error without its position, because that position is not a position in
 // the document.
 func trimProtoError(err error) string {
 	text := strings.TrimPrefix(strings.ReplaceAll(err.Error(), "\u00a0", " "), "proto: ")
@@ -61,8 +61,8 @@ var typedStructs = map[string]bool{
 	"type.googleapis.com/xds.type.v3.TypedStruct":  true,
 }
 
-// expandTypedStructs replaces each TypedStruct by a message of the type that the TypedStruct specifies, so that the
-// message can be checked and merged.
+// expandTypedStructs replaces each TypedStruct by a message of the type that it specifies. Such a message can be
+// checked and merged.
 func expandTypedStructs(v *structpb.Value) *structpb.Value {
 	switch kind := v.GetKind().(type) {
 	case *structpb.Value_ListValue:
@@ -99,7 +99,7 @@ func firstString(fields map[string]*structpb.Value, names ...string) string {
 	return ""
 }
 
-// findInvalid returns the path of the smallest invalid part of a value, and the error of that part.
+// findInvalid returns the path of the smallest invalid part of a value, and the error for this part.
 func findInvalid(v *structpb.Value, mt protoreflect.MessageType, path string, err error) (string, error) {
 	fields := v.GetStructValue().GetFields()
 	if fields == nil {

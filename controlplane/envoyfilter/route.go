@@ -10,7 +10,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// Routes contains those attributes of a route configuration that the match conditions of patches refer to.
+// Routes contains the attributes of a route configuration to which the match conditions of patches refer.
 type Routes struct {
 	Side Side
 	// Name is the name of the route configuration.
@@ -46,8 +46,8 @@ var routePatchTypes = map[networking.EnvoyFilter_ApplyTo]bool{
 	networking.EnvoyFilter_ROUTE_CONFIGURATION: true, networking.EnvoyFilter_VIRTUAL_HOST: true, networking.EnvoyFilter_HTTP_ROUTE: true,
 }
 
-// RoutesKey returns a key that identifies the patches for a route configuration and its parts. It is empty if there are
-// none.
+// RoutesKey returns a key that identifies the patches for a route configuration and for its virtual hosts and routes.
+// The key is empty if there are no such patches.
 func (s *Set) RoutesKey(r Routes) string { return patchesKey(s.selectPatches(r.matches)) }
 
 // RouteConfiguration applies the patches to a route configuration and to the virtual hosts in it. taken contains the
@@ -71,8 +71,8 @@ func (s *Set) RouteConfiguration(r Routes, rc *routev3.RouteConfiguration, taken
 	return s.addHosts(r, patched, newRouteCheck(taken))
 }
 
-// RouteSettings returns a route configuration with its patches applied. It contains only those virtual hosts that
-// patches add.
+// RouteSettings returns a copy of a route configuration after the patches for ROUTE_CONFIGURATION. The copy contains
+// only the virtual hosts that these patches add.
 func (s *Set) RouteSettings(r Routes, rc *routev3.RouteConfiguration) *routev3.RouteConfiguration {
 	bare := &routev3.RouteConfiguration{}
 	merge(bare, rc)
@@ -90,7 +90,8 @@ func (s *Set) RouteSettings(r Routes, rc *routev3.RouteConfiguration) *routev3.R
 	return bare
 }
 
-// addHosts adds the virtual hosts that patches contain. It omits those with domains that are already in use.
+// addHosts adds the virtual hosts that patches contain. It skips a patch if sound returns an error for the result, for
+// example because a domain is already in use.
 func (s *Set) addHosts(r Routes, rc *routev3.RouteConfiguration, sound func(*routev3.RouteConfiguration) error) *routev3.RouteConfiguration {
 	for _, p := range s.patchesFor(networking.EnvoyFilter_VIRTUAL_HOST) {
 		// A patch for one port does not add its virtual host to a route configuration for several ports.

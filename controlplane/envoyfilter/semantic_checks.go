@@ -14,8 +14,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// This file contains checks that Envoy performs in addition to its validation rules. It contains only checks that
-// patches are likely to violate.
+// This file contains checks that Envoy performs in addition to its validation rules. It contains only checks that a
+// patch is likely to fail.
 
 // terminalFilters are the network filters that must be the last of a chain.
 var terminalFilters = map[string]bool{
@@ -29,8 +29,8 @@ func isTerminal(f *listenerv3.Filter) bool {
 	return ok && terminalFilters[name]
 }
 
-// mayTerminate reports whether a filter may be the last filter of a chain. It may if it is terminal, or if its type
-// does not show whether it is.
+// mayTerminate reports whether a filter may be the last filter of a chain: it is a terminal filter, or its type is
+// unknown or may be terminal.
 func mayTerminate(f *listenerv3.Filter) bool {
 	return isTerminal(f) || f.GetConfigDiscovery() != nil || !strings.Contains(f.GetTypedConfig().GetTypeUrl(), "envoy.extensions.filters.network.") ||
 		strings.HasSuffix(f.GetTypedConfig().GetTypeUrl(), "wasm.v3.Wasm")
@@ -40,7 +40,7 @@ const routerType = "type.googleapis.com/envoy.extensions.filters.http.router.v3.
 
 func isRouter(f *hcmv3.HttpFilter) bool { return f.GetTypedConfig().GetTypeUrl() == routerType }
 
-// mayBeRouter reports whether a filter is the router, or may be the router when Envoy receives its configuration.
+// mayBeRouter reports whether a filter is the router, or may become the router when Envoy receives its configuration.
 func mayBeRouter(f *hcmv3.HttpFilter) bool {
 	return isRouter(f) || slices.Contains(f.GetConfigDiscovery().GetTypeUrls(), routerType)
 }

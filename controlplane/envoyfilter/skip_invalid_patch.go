@@ -8,21 +8,23 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// SkippedPatch identifies a patch that was skipped because it would produce an invalid resource. Sets with equal
-// patches share resources, so a SkippedPatch is valid for all sets with the same patches for that resource.
+// SkippedPatch identifies a patch that was skipped because it would produce an invalid resource. The value is valid for
+// each Set that has the same patches for this resource, because such Sets share the resource.
 type SkippedPatch struct {
 	// Name is the name of the resource.
 	Name string
 
 	kind string
 	err  error
-	// digest is the hash of the patch. nth is the patch's index among the patches of the set with the same digest.
+	// digest is the hash of the patch. nth is the index of the patch among the patches of the set that have this
+	// digest.
 	digest string
 	nth    int
 }
 
 // tryPatch applies change to a copy of m, and returns the copy if it is valid. Otherwise it returns m and records the
-// patch as skipped. change returns whether it changed anything.
+// patch as skipped. sound, if not nil, is an additional check of the copy. change reports whether it has changed the
+// copy.
 func tryPatch[M proto.Message](s *Set, p *patch, kind, name string, m M, sound func(M) error, change func(M) (bool, error)) M {
 	copied := proto.Clone(m).(M)
 	changed, err := change(copied)
@@ -62,8 +64,8 @@ func (s *Set) TakeSkipped() []SkippedPatch {
 	return left
 }
 
-// Problem returns the warning for a skipped patch. An equal set may have skipped it. ok is false if this set does not
-// contain the patch.
+// Problem returns the warning for a patch that this Set or an equal one has skipped, and the EnvoyFilter of the patch.
+// ok is false if this Set does not contain the patch.
 func (s *Set) Problem(left SkippedPatch) (of *config.Resource, problem config.Problem, ok bool) {
 	if s == nil {
 		return nil, config.Problem{}, false

@@ -56,7 +56,7 @@ func (a *Admin) dump(ctx context.Context, query string) ([]tree, error) {
 	return t.lookup("configs").list(), nil
 }
 
-// dumpSection specifies in which part of Envoy's configuration dump the resources of one type are.
+// dumpSection specifies the part of Envoy's configuration dump that contains the resources of one type.
 type dumpSection struct {
 	dump, list string
 	path       []string
@@ -73,7 +73,8 @@ var dumpSections = []dumpSection{
 	{"EndpointsConfigDump", "staticEndpointConfigs", []string{"endpointConfig"}, xds.EndpointType},
 }
 
-// Resources returns Envoy's resources by type URL. It adds on-demand virtual hosts to their route configurations.
+// Resources returns Envoy's resources by type URL. It adds virtual hosts that Envoy received separately to their route
+// configurations.
 func (a *Admin) Resources(ctx context.Context) (map[string][]Resource, error) {
 	dumps, err := a.dump(ctx, "?include_eds")
 	if err != nil {
@@ -113,7 +114,7 @@ func (a *Admin) Bootstrap(ctx context.Context) (any, error) {
 	return nil, fmt.Errorf("Envoy's configuration dump has no bootstrap")
 }
 
-// Levels sets log levels and returns the levels of all loggers.
+// Levels sets the log levels ("LEVEL" or "LOGGER:LEVEL"), and returns the resulting levels of all loggers.
 func (a *Admin) Levels(ctx context.Context, levels []string) (string, error) {
 	for _, l := range levels {
 		logger, level, ok := strings.Cut(l, ":")

@@ -62,7 +62,8 @@ func (c *Client) call(ctx context.Context, method, path string, body, into any) 
 	return nil
 }
 
-// unwrapURLError removes the method and URL from an error, because the caller already knows these.
+// unwrapURLError returns the cause of a *url.Error, without the method and the URL, because the caller already reports
+// these. It returns other errors unchanged.
 func unwrapURLError(err error) error {
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		return u.Err
@@ -95,13 +96,13 @@ func (c *Client) Describe(ctx context.Context, id string) (describe.Description,
 	return d, c.call(ctx, http.MethodGet, "/debug/describe?proxyID="+url.QueryEscape(id), nil, &d)
 }
 
-// Diff returns the changes that the files would cause. It does not send private keys of Secrets.
+// Diff returns the changes that the files would cause. The request contains no private keys.
 func (c *Client) Diff(ctx context.Context, files []controlplane.DiffFile) (controlplane.DiffAnswer, error) {
 	var answer controlplane.DiffAnswer
 	return answer, c.call(ctx, http.MethodPost, "/debug/diff", newDiffRequest(files), &answer)
 }
 
-// Name returns the name of a client's workload: "reviews-v1.shop".
+// Name returns the name of a client's workload with its namespace, for example "reviews-v1.shop".
 func Name(client xds.ClientStatus) string {
 	if parts := strings.Split(client.Node, "~"); len(parts) == 4 {
 		return parts[2]
@@ -109,8 +110,8 @@ func Name(client xds.ClientStatus) string {
 	return client.Node
 }
 
-// Find returns the client with the name what. what is a client ID, a node ID, a name with or without the namespace, or
-// a unique prefix of a name.
+// Find returns the client to which what refers. what is a client ID, a node ID, a workload's name with or without the
+// namespace, or a unique prefix of such a name.
 func Find(clients []xds.ClientStatus, what string) (xds.ClientStatus, error) {
 	for _, fits := range []func(xds.ClientStatus) bool{
 		func(c xds.ClientStatus) bool { return c.ID == what || c.Node == what || Name(c) == what },

@@ -39,8 +39,8 @@ func readLimited(name string) (string, error) {
 	return string(text), err
 }
 
-// newDiffRequest returns the request for a comparison. It contains Secrets without private keys and registry
-// credentials, because it is sent in plaintext.
+// newDiffRequest returns the request for a comparison. The request is sent in plaintext, so private keys and registry
+// credentials are removed from its Secrets.
 func newDiffRequest(files []controlplane.DiffFile) controlplane.DiffRequest {
 	out := controlplane.DiffRequest{Files: []controlplane.DiffFile{}}
 	for _, f := range files {

@@ -6,8 +6,8 @@ import (
 	"net/http"
 )
 
-// healthFlags are the health states that Envoy itself determines, with the text that the table shows, the most severe
-// first. If none is set, the table shows the health status in the EDS response.
+// healthFlags lists the health states that Envoy itself determines and the texts that the table shows for them, the
+// most severe state first. If no state is set, the table shows the health status in the EDS response.
 var healthFlags = []struct{ flag, word string }{
 	{"failedOutlierCheck", "EJECTED"},
 	{"failedActiveHealthCheck", "FAILED CHECK"},

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// tree is JSON with camelCase field names. The control plane sends such names (protojson). The names in Envoy's dumps
-// are converted to this form.
+// tree is a JSON value with camelCase field names. The control plane sends such names (protojson). parseTree converts
+// the names in Envoy's dumps to this form.
 type tree struct{ v any }
 
 func parseTree(data []byte) (tree, error) {
@@ -47,7 +47,7 @@ func camelCaseKey(key string) string {
 	return strings.Join(parts, "")
 }
 
-// lookup returns the value at a path of fields, or an empty tree.
+// lookup returns the value at a path of fields. It returns an empty tree if there is none.
 func (t tree) lookup(path ...string) tree {
 	for _, key := range path {
 		m, ok := t.v.(map[string]any)

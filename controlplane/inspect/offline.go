@@ -11,9 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 )
 
-// DiffOffline returns the changes that would result from replacing one set of files by another. It needs no control
-// plane. described contains descriptions of the proxies for which it compares the configuration (see
-// compare.ParseProxy).
+// DiffOffline returns the changes that would result if the files after replaced the files before. It needs no control
+// plane. described lists the proxies whose configuration is compared, in the form that compare.ParseProxy accepts.
 func DiffOffline(before, after []controlplane.DiffFile, described []string) (controlplane.DiffAnswer, error) {
 	answer := controlplane.DiffAnswer{Problems: []config.Problem{}, Groups: []compare.Group{}, Proxies: len(described)}
 	var proxies []*translate.Proxy

@@ -73,7 +73,7 @@ func upstreamTLS(c tree) string {
 	return withProxyHeader(c.lookup("transportSocket"), socketTLS(c.lookup("transportSocket")))
 }
 
-// socketTLS describes the TLS settings of a transport socket, or of the socket that it contains. It returns "" for
+// socketTLS describes the TLS settings of a transport socket, or of the transport socket inside it. It returns "" for
 // plaintext.
 func socketTLS(t tree) string {
 	if inner := t.lookup("typedConfig", "transportSocket"); inner.v != nil {
@@ -88,7 +88,8 @@ func socketTLS(t tree) string {
 	return "TLS"
 }
 
-// withProxyHeader appends to the description that connections begin with a PROXY protocol header, if they do.
+// withProxyHeader returns the description way. If connections begin with a PROXY protocol header, it adds this to the
+// description.
 func withProxyHeader(t tree, way string) string {
 	if t.lookup("typedConfig", "transportSocket").v == nil {
 		return way

@@ -11,8 +11,9 @@ import (
 // maxAliasSteps limits the length of a chain of aliases, as DNS resolvers do. Longer chains are usually cycles.
 const maxAliasSteps = 8
 
-// nameAliases replaces Kubernetes Services of type ExternalName by aliases of the service to which the external name
-// refers, directly or through other aliases. The result depends only on the set of services.
+// nameAliases finds Kubernetes Services of type ExternalName whose external name refers to a service of the mesh,
+// directly or through other aliases. It replaces such a Service by an alias of that service. The result depends only on
+// the set of services.
 func nameAliases(sources []*source) []*source {
 	external := map[string]*Service{}
 	forEachService(sources, func(s *Service) {
@@ -56,8 +57,8 @@ func nameAliases(sources []*source) []*source {
 	})
 }
 
-// internalNames maps each external name to true if the mesh has a service with that hostname that is not itself of type
-// ExternalName, otherwise to false.
+// internalNames maps each external name to true if a service of the mesh has it as hostname. Services of type
+// ExternalName do not count.
 func internalNames(sources []*source, external map[string]*Service) map[string]bool {
 	inside := make(map[string]bool, len(external))
 	for _, s := range external {
@@ -76,8 +77,8 @@ func internalNames(sources []*source, external map[string]*Service) map[string]b
 
 // resolveAlias follows the external name of a Service and returns the hostname of the service to which it refers. It
 // returns "" if the name is outside the mesh. If a chain of aliases leads outside the mesh, it returns the hostname of
-// the last Service in the chain. In a cycle it returns the hostname of an alias, which does not resolve to a service,
-// as in DNS.
+// the last Service in the chain. In a cycle it returns the external name of s, which does not resolve to a service, as
+// in DNS.
 func resolveAlias(s *Service, external map[string]*Service, inside map[string]bool) string {
 	at := s
 	for range maxAliasSteps {
@@ -96,13 +97,13 @@ func resolveAlias(s *Service, external map[string]*Service, inside map[string]bo
 	return s.ExternalName
 }
 
-// replaceServices applies the function to all services. It copies the sources whose services change, because sources
-// are immutable.
-func replaceServices(sources []*source, by func(*Service) *Service) []*source {
+// replaceServices replaces each service by the result of replace. It copies the sources whose services change, because
+// sources are immutable.
+func replaceServices(sources []*source, replace func(*Service) *Service) []*source {
 	var out []*source
 	for n, s := range sources {
 		for i, service := range s.services {
-			other := by(service)
+			other := replace(service)
 			if other == service {
 				continue
 			}
@@ -127,8 +128,8 @@ func (s *source) copy() *source {
 	return &other
 }
 
-// checkAliases returns findings about Services of type ExternalName: the external name does not belong to a service,
-// or its endpoint is refused.
+// checkAliases returns findings about Services of type ExternalName. A finding reports that the external name does not
+// belong to a service, that a port is missing there, or that the endpoint is refused.
 func (r *Registry) checkAliases() []config.Problem {
 	var problems []config.Problem
 	for _, s := range r.sources {
@@ -172,7 +173,7 @@ func (r *Registry) checkAlias(doc *config.Resource, service *Service) []config.P
 	return nil
 }
 
-// findMissingPorts returns findings about ports of an alias that the target service does not have. Several namespaces
+// findMissingPorts returns findings about ports of an alias that none of the target services has. Several namespaces
 // may have services with the hostname of the target.
 func findMissingPorts(doc *config.Resource, alias *Service, of []*Service) []config.Problem {
 	var problems []config.Problem

@@ -11,8 +11,9 @@ import (
 )
 
 // allocateVirtualAddress allocates a virtual address for a service without an address. Proxies need the address to
-// identify connections to the service. The address is a hash of the hostname. It depends on other services only in a
-// conflict (resolveAddressConflicts). A service without ports gets none, because no connection would reach it there.
+// identify connections to the service. The address is a hash of the hostname, so it depends on other services only in a
+// conflict (see resolveAddressConflicts). A service without ports receives no address, because no connection could use
+// it.
 func (o Options) allocateVirtualAddress(s *Service) {
 	if !o.Virtual.IsValid() || len(s.Ports) == 0 || len(s.Addresses)+len(s.Ranges) > 0 || strings.HasPrefix(s.Hostname, "*") || s.Resolution == Passthrough {
 		return
@@ -21,7 +22,7 @@ func (o Options) allocateVirtualAddress(s *Service) {
 	s.Addresses = []netip.Addr{s.Virtual}
 }
 
-// virtualAddress returns the virtual address of a name, or its nth alternative.
+// virtualAddress returns the virtual address of hostname, or its nth alternative if nth is not 0.
 func (o Options) virtualAddress(hostname string, nth int) netip.Addr {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(hostname))
@@ -36,9 +37,9 @@ func (o Options) virtualAddress(hostname string, nth int) netip.Addr {
 	return netip.AddrFrom4(addr)
 }
 
-// resolveAddressConflicts assigns different addresses to services that have the same virtual address. The service whose
-// document specifies this address retains it. If no document does, the service with the alphabetically first hostname
-// retains it. The other services receive alternative addresses. The result depends only on the set of services.
+// resolveAddressConflicts assigns different addresses to services that have the same virtual address. A service whose
+// document specifies the address retains it. Otherwise the service with the alphabetically first hostname retains it.
+// The other services receive alternative addresses. The result depends only on the set of services.
 func (o Options) resolveAddressConflicts(sources []*source) []*source {
 	if !o.Virtual.IsValid() {
 		return sources
@@ -65,7 +66,7 @@ func forEachService(sources []*source, do func(*Service)) {
 	}
 }
 
-// reallocate returns free addresses for the hostnames whose address belongs to another service.
+// reallocate returns an alternative, free address for each hostname whose virtual address belongs to another service.
 func (o Options) reallocate(sources []*source, holders map[netip.Addr]string) map[string]netip.Addr {
 	var names []string
 	forEachService(sources, func(s *Service) {
@@ -87,10 +88,10 @@ func (o Options) reallocate(sources []*source, holders map[netip.Addr]string) ma
 	return moved
 }
 
-// This number of attempts finds a free address unless the network is nearly full.
+// attempts limits the search for a free address. It is sufficient unless the network is nearly full.
 const attempts = 1000
 
-// applyAddresses sets the current virtual addresses of the services.
+// applyAddresses sets the address of each service to its address in moved, or else to its preferred virtual address.
 func applyAddresses(sources []*source, moved map[string]netip.Addr) []*source {
 	return replaceServices(sources, func(service *Service) *Service {
 		if !service.Virtual.IsValid() {

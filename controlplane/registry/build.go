@@ -8,9 +8,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// Build returns the registry of a store. prev is the previous registry, or nil. changed lists the keys that may differ
-// from prev; nil means all. The result shares unchanged parts with prev: *Service values and slices of endpoints. If
-// nothing changed, Build returns prev.
+// Build returns the registry of a store. prev is the previous registry, or nil. changed contains the keys of documents
+// that may differ from prev; nil stands for all. The result shares unchanged *Service values and slices of endpoints
+// with prev. If nothing changed, Build returns prev.
 func Build(prev *Registry, store config.Store, opts Options, changed []config.Key) *Registry {
 	opts = opts.withDefaults()
 	if prev == nil || prev.opts != opts {
@@ -63,8 +63,8 @@ type builder struct {
 	sameServices bool
 }
 
-// readWorkloads indexes the workloads of the namespaces that may have changed. The store may already contain changes
-// that are not in the caller's list, so readWorkloads compares the workloads to find all actual changes.
+// readWorkloads indexes the workloads of the namespaces that may have changed. It compares the workloads to find all
+// actual changes, because the store may already contain changes that are not in the caller's list.
 func (b *builder) readWorkloads() {
 	b.workloads, b.changedWorkloads = b.prev.workloads, map[string][]*workload{}
 	if !b.changed.all && len(b.changed.workloadsNamespaces) == 0 {
@@ -86,7 +86,7 @@ func (b *builder) readWorkloads() {
 		}
 	}
 	for _, moved := range b.changedWorkloads {
-		// Workloads that no service selects also count, because a service in a later build may select them.
+		// Workloads that no service selects count too, because a service in a later build may select them.
 		b.endpointsDiffer = b.endpointsDiffer || len(moved) > 0
 	}
 }
@@ -116,7 +116,8 @@ func (b *builder) readSources() {
 	b.sameServices = slices.EqualFunc(b.sources, b.prev.sources, (*source).isEquivalent)
 }
 
-// previousSources looks up the previous sources of documents. The order is usually unchanged.
+// previousSources looks up the previous source of each document. It relies on the order of documents, which rarely
+// changes.
 type previousSources struct {
 	registry *Registry
 	next     int
@@ -132,7 +133,7 @@ func (f *previousSources) lookup(r *config.Resource) *source {
 	return f.registry.bySource[r.Key]
 }
 
-// isEquivalent reports whether two sources of one document define the same services with the same precedence.
+// isEquivalent reports whether two sources of the same document define the same services with the same precedence.
 func (s *source) isEquivalent(o *source) bool {
 	return s == o || s.resource.Key == o.resource.Key && s.resource.Created.Equal(o.resource.Created) && slices.Equal(s.services, o.services)
 }
@@ -169,7 +170,7 @@ func (b *builder) selectsChanged(service *Service) bool {
 	return false
 }
 
-// previousEndpoints returns the previous endpoints of a hostname, even if the service itself changed.
+// previousEndpoints returns the previous endpoints of the service with the same hostname and namespace, or nil.
 func (b *builder) previousEndpoints(service *Service) *serviceEndpoints {
 	for _, old := range b.prev.byHost[service.Hostname] {
 		if old.Namespace == service.Namespace {
@@ -210,7 +211,7 @@ func (b *builder) registry() *Registry {
 	return r
 }
 
-// hasNewProblems reports whether a changed document or workload has a problem.
+// hasNewProblems reports whether any changed document or workload has a problem.
 func (b *builder) hasNewProblems() bool {
 	for at, s := range b.sources {
 		if s == b.prev.sources[at] && len(b.changedWorkloads) == 0 {
@@ -228,7 +229,7 @@ func (b *builder) hasNewProblems() bool {
 	return false
 }
 
-// withNewEndpoints returns a copy of the previous registry with new endpoints.
+// withNewEndpoints returns a copy of the previous registry in which only the endpoints are replaced.
 func (b *builder) withNewEndpoints() *Registry {
 	r := *b.prev
 	r.sources, r.workloads, r.endpoints = b.sources, b.workloads, b.endpoints
@@ -244,8 +245,8 @@ func (b *builder) withNewEndpoints() *Registry {
 	return &r
 }
 
-// addServices adds the services of the sources, in order of precedence. It returns findings about services with the
-// hostname of a preceding service.
+// addServices adds the services of the sources, in order of precedence. It returns findings about services whose
+// hostname a preceding service already has.
 func (r *Registry) addServices(sources []*source) []config.Problem {
 	var problems []config.Problem
 	for _, s := range sortByPrecedence(sources) {

@@ -24,7 +24,7 @@ type source struct {
 	problems        []config.Problem
 }
 
-// newSource reads a document. It shares unchanged services with prev, which may be nil.
+// newSource converts a document. It shares unchanged services with prev, which may be nil.
 func newSource(r *config.Resource, opts Options, prev *source) *source {
 	s := &source{resource: r, opts: opts}
 	if r.Kind == config.Service {
@@ -59,7 +59,7 @@ func (s *source) warn(field, value, message, remedy string) {
 	s.problems = append(s.problems, problemAt(s.resource, field, value, message, remedy))
 }
 
-// reportRefused records a finding about an endpoint of the document unless the endpoint is allowed.
+// reportRefused records a finding about an endpoint of the document, unless the endpoint is allowed.
 func (s *source) reportRefused(field, address string, ports ...uint32) {
 	if p, ok := s.opts.checkEndpoint(s.resource, field, address, ports...); ok {
 		s.problems = append(s.problems, p)
@@ -152,7 +152,7 @@ func (s *source) addServicePort(service *Service, p config.ServicePort, i int) {
 	service.Ports = append(service.Ports, port)
 }
 
-// nilIfEmpty returns nil for an empty selector, because an empty selector selects nothing.
+// nilIfEmpty returns nil for an empty selector. An empty selector of a Kubernetes Service selects nothing.
 func nilIfEmpty(selector map[string]string) map[string]string {
 	if len(selector) == 0 {
 		return nil

@@ -13,9 +13,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// EndpointPolicy restricts the endpoints that documents may contain. Tenants write documents, but unix sockets and
-// loopback ports on a proxy's machine belong to the platform. A nil policy allows no unix socket, and for gateways no
-// local address. The policy is immutable and safe for concurrent use.
+// EndpointPolicy restricts the endpoints that documents may contain. Documents may be written by tenants, but unix
+// sockets and loopback ports on a proxy's machine belong to the platform. A nil policy allows no unix sockets, and
+// allows gateways no local addresses. The policy is immutable and safe for concurrent use.
 type EndpointPolicy struct {
 	// AllowUnix lists absolute paths of allowed sockets, and of directories with allowed sockets.
 	AllowUnix []string
@@ -23,8 +23,8 @@ type EndpointPolicy struct {
 	DenyUnix []string
 	// AllowNetworks lists networks of loopback or link-local addresses to which gateways may connect.
 	AllowNetworks []netip.Prefix
-	// PlaintextPorts and TLSPorts are the control plane's ports on loopback, in addition to the default ones. No proxy connects
-	// to them on its own machine, nor to PlaintextPorts of a host name.
+	// PlaintextPorts and TLSPorts are the ports of the control plane on loopback, in addition to the default ports.
+	// Proxies do not connect to them on their own machine. They also do not connect to PlaintextPorts of a host name.
 	PlaintextPorts, TLSPorts []uint32
 }
 
@@ -39,15 +39,14 @@ func (p *EndpointPolicy) Check() error {
 	return nil
 }
 
-// Refusal is the reason for which proxies do not connect to an endpoint. The zero value means that proxies connect to
-// it.
+// Refusal is the reason why proxies do not connect to an endpoint. The zero value means that proxies connect to it.
 type Refusal struct {
 	Reason, Remedy string
 	// GatewaysOnly: only gateways refuse the endpoint; sidecars connect to it.
 	GatewaysOnly bool
 }
 
-// AppliesToAll reports whether no proxy connects to the endpoint.
+// AppliesToAll reports whether all proxies refuse to connect to the endpoint.
 func (r Refusal) AppliesToAll() bool { return r.Reason != "" && !r.GatewaysOnly }
 
 // Message describes the refusal and its effect for the author of the document.
@@ -58,19 +57,19 @@ func (r Refusal) Message() string {
 	return "no proxy connects to this endpoint: " + r.Reason
 }
 
-// reservedPorts lists the ports of a proxy and its agent. It includes the ports of a control plane, which may be
-// reachable on loopback addresses.
+// reservedPorts contains the ports of a proxy and its agent, and the ports of a control plane that may be reachable on
+// loopback addresses.
 var reservedPorts = []uint32{
 	15000, 15001, 15004, 15006, 15008, 15020, 15021, 15053, 15090, // proxy and agent
 	15463,                      // token exchange
 	15010, 15012, 15014, 15016, // control plane
 }
 
-// authenticatedPorts lists the reserved ports that use TLS and require credentials. Endpoints with a host name may
-// have these ports, because ServiceEntries contain control planes on other machines.
+// authenticatedPorts contains the reserved ports that use TLS and require credentials. An endpoint with a host name may
+// have these ports, because a ServiceEntry may contain a control plane on another machine.
 var authenticatedPorts = []uint32{15012, 15016}
 
-// ReservedPorts returns the ports of host names to which proxies do not connect, sorted.
+// ReservedPorts returns the ports to which proxies do not connect if the endpoint has a host name, sorted.
 func (o Options) ReservedPorts() []uint32 {
 	ports := slices.Concat(reservedPorts, []uint32{o.AdminPort, o.StatusPort}, o.Endpoints.plaintextPorts())
 	slices.Sort(ports)
@@ -82,14 +81,14 @@ func (o Options) isReserved(port uint32) bool {
 		slices.Contains(o.Endpoints.plaintextPorts(), port) || slices.Contains(o.Endpoints.tlsPorts(), port))
 }
 
-// isReservedForNames reports whether proxies do not connect to this port of a host name. The proxy's resolver could
-// return a loopback address for the name, which the control plane cannot detect.
+// isReservedForNames reports whether proxies do not connect to this port if the endpoint has a host name. The proxy's
+// resolver could return a loopback address for the name, which the control plane cannot detect.
 func (o Options) isReservedForNames(port uint32) bool {
 	return o.isReserved(port) && !slices.Contains(authenticatedPorts, port) && !slices.Contains(o.Endpoints.tlsPorts(), port)
 }
 
-// Refusal returns the reason for which proxies do not connect to an endpoint. The endpoint is a unix socket
-// ("unix:///path"), an IP address or a host name. A port of 0 is unknown.
+// Refusal returns the reason why proxies do not connect to an endpoint. address is a unix socket ("unix:///path"), an
+// IP address or a host name. port is 0 if it is unknown.
 func (o Options) Refusal(address string, port uint32) Refusal {
 	if file, ok := strings.CutPrefix(address, "unix:"); ok {
 		return o.Endpoints.refuseUnix(strings.TrimPrefix(file, "//"))
@@ -117,8 +116,8 @@ func (o Options) Refusal(address string, port uint32) Refusal {
 	}
 }
 
-// RefuseOwn returns the reason for which a proxy does not connect to an endpoint of its own workload, such as a
-// Sidecar's defaultEndpoint. In such an endpoint the unspecified address (0.0.0.0 or ::) means the workload's address.
+// RefuseOwn returns the reason why a proxy does not connect to an endpoint of its own workload, such as a Sidecar's
+// defaultEndpoint. In such an endpoint, the unspecified address (0.0.0.0 or ::) stands for the workload's address.
 func (o Options) RefuseOwn(endpoint string) Refusal {
 	if r := o.refusalForEndpoint(endpoint); r.AppliesToAll() {
 		return r
@@ -126,7 +125,7 @@ func (o Options) RefuseOwn(endpoint string) Refusal {
 	return Refusal{}
 }
 
-// RefuseForeign is like RefuseOwn, for a gateway and a document in another namespace than the gateway's.
+// RefuseForeign is like RefuseOwn, but for a gateway and a document that is not in the gateway's namespace.
 func (o Options) RefuseForeign(endpoint string) Refusal {
 	r := o.refusalForEndpoint(endpoint)
 	if r.GatewaysOnly {
@@ -135,7 +134,7 @@ func (o Options) RefuseForeign(endpoint string) Refusal {
 	return r
 }
 
-// refusalForEndpoint is like Refusal, for an "address:port" or a unix socket.
+// refusalForEndpoint is like Refusal, but endpoint is an "address:port" or a unix socket.
 func (o Options) refusalForEndpoint(endpoint string) Refusal {
 	if at, err := netip.ParseAddrPort(endpoint); err == nil {
 		return o.Refusal(at.Addr().String(), uint32(at.Port()))
@@ -152,10 +151,12 @@ const (
 	linkLocal   addressKind = "a link-local, multicast or broadcast address"
 )
 
-// embeddedIPv4Networks are the IPv6 networks whose last four bytes are an IPv4 address: IPv4-compatible, and NAT64.
+// embeddedIPv4Networks contains the IPv6 networks whose last four bytes are an IPv4 address: IPv4-compatible addresses,
+// and NAT64.
 var embeddedIPv4Networks = []netip.Prefix{netip.MustParsePrefix("::/96"), netip.MustParsePrefix("64:ff9b::/96")}
 
-// classifyAddress returns the kind of an IP address or host name, and the parsed IP address.
+// classifyAddress returns the kind of an IP address or host name. It also returns the parsed IP address, which is
+// invalid for a host name.
 func classifyAddress(address string) (netip.Addr, addressKind) {
 	addr, err := netip.ParseAddr(address)
 	if err != nil {
@@ -176,11 +177,12 @@ func classifyAddress(address string) (netip.Addr, addressKind) {
 	return addr, remote
 }
 
-// localNames lists names that /etc/hosts usually maps to the local machine, without the domain localdomain.
+// localNames contains names that /etc/hosts usually maps to the local machine. These names may also be in the domain
+// localdomain.
 var localNames = []string{"localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"}
 
-// classifyName returns the kind of a host name, which may be a wildcard. A name whose last label is a number is not a
-// DNS name, but some resolvers read it as an address (127.1, 0x7f000001).
+// classifyName returns the kind of a host name, which may be a wildcard. If the last label is a number, the name is not
+// a DNS name, but some resolvers parse it as an address (127.1, 0x7f000001). Such a name therefore counts as local.
 func classifyName(name string) addressKind {
 	name = strings.TrimPrefix(strings.TrimRight(strings.ToLower(name), "."), "*.")
 	last := name[strings.LastIndexByte(name, '.')+1:]
@@ -230,14 +232,14 @@ func isCleanPath(file string) bool {
 	return path.IsAbs(file) && path.Clean(file) == file && !strings.ContainsRune(file, 0)
 }
 
-// isBelow reports whether the file is one of the paths or is in one of these directories.
+// isBelow reports whether paths contains file or one of its parent directories.
 func isBelow(file string, paths []string) bool {
 	return slices.ContainsFunc(paths, func(p string) bool {
 		return file == p || strings.HasPrefix(file, strings.TrimSuffix(p, "/")+"/")
 	})
 }
 
-// isProxySocket reports whether the path is that of an agent's socket, in any directory of an agent.
+// isProxySocket reports whether a directory in the path has the name of a directory in which agents create sockets.
 func isProxySocket(file string) bool {
 	for _, dir := range []string{"/etc/istio/", "/workload-spiffe-uds/", "/credential-uds/"} {
 		if strings.Contains(file, dir) {
@@ -247,8 +249,7 @@ func isProxySocket(file string) bool {
 	return false
 }
 
-// checkEndpoint returns a finding about an endpoint in a field of a document. ok is false if the endpoint is allowed
-// and there is no finding.
+// checkEndpoint returns a finding about an endpoint in a field of a document. ok is false if the endpoint is allowed.
 func (o Options) checkEndpoint(r *config.Resource, field, address string, ports ...uint32) (p config.Problem, ok bool) {
 	refusal := o.Refusal(address, 0)
 	for _, port := range ports {

@@ -14,7 +14,7 @@ import (
 // tlsModeLabel is the label that specifies whether a workload has a sidecar: "istio" means yes, "disabled" means no.
 const tlsModeLabel = "security.istio.io/tlsMode"
 
-// serviceEndpoints holds the endpoints of a service. It is immutable.
+// serviceEndpoints contains the endpoints of a service. It is immutable.
 type serviceEndpoints struct {
 	endpoints []Endpoint
 	// datagrams are the endpoints of UDP ports. They are separate because proxies do not serve UDP, and a TCP port
@@ -23,9 +23,9 @@ type serviceEndpoints struct {
 	problems  []config.Problem
 }
 
-// newServiceEndpoints merges the endpoints in the service's document with the endpoints of the workloads that the
-// service selects. before contains the previous endpoints, or nil for a new service. Unchanged lists are shared with
-// before.
+// newServiceEndpoints returns the endpoints of service i of a source: the endpoints of the workloads that the service
+// selects or, without a selector, the endpoints that its document lists. before contains the previous endpoints, or nil
+// for a new service. Unchanged lists are shared with before.
 func newServiceEndpoints(s *source, i int, workloads *workloadIndex, before *serviceEndpoints) *serviceEndpoints {
 	service := s.services[i]
 	out := &serviceEndpoints{endpoints: s.listedEndpoints[i]}
@@ -77,8 +77,8 @@ func selectEndpoints(s *source, service *Service, workloads []*workload) *servic
 	return out
 }
 
-// appendAllowed appends an endpoint, unless all proxies must refuse it. It marks endpoints that only gateways must
-// refuse.
+// appendAllowed appends an endpoint, unless all proxies must refuse it. If only gateways must refuse it, appendAllowed
+// sets NotForGateways.
 func (o Options) appendAllowed(to []Endpoint, e Endpoint) []Endpoint {
 	refusal := o.Refusal(e.Address, e.Port)
 	if refusal.AppliesToAll() {
@@ -88,7 +88,8 @@ func (o Options) appendAllowed(to []Endpoint, e Endpoint) []Endpoint {
 	return append(to, e)
 }
 
-// refusedPortProblem returns the finding about a Service port whose target on the workload w is a port of the proxy.
+// refusedPortProblem returns the finding about port i of a Service. On the workload w, its target is a port of the
+// proxy.
 func (s *source) refusedPortProblem(i int, port Port, w *workload) config.Problem {
 	number, _ := port.numberOn(w.entry.GetPorts())
 	refusal := s.opts.Refusal(w.entry.GetAddress(), number)
@@ -108,8 +109,8 @@ func selectDatagrams(port Port, workloads []*workload) []Endpoint {
 	return out
 }
 
-// filterUsable removes workloads whose address Envoy cannot use: a service with static resolution needs IP addresses,
-// not host names.
+// filterUsable removes workloads whose address Envoy cannot use: a service with static resolution requires IP addresses
+// or unix sockets, not host names.
 func (out *serviceEndpoints) filterUsable(service *Service, workloads []*workload) []*workload {
 	if service.Resolution != Static {
 		return workloads
@@ -188,8 +189,8 @@ func newEndpoint(we *networking.WorkloadEntry, labels map[string]string, namespa
 	}
 }
 
-// HasSidecar reports whether a workload has a sidecar. As in Istio, the label security.istio.io/tlsMode determines it.
-// Without the label, a workload with an identity has a sidecar.
+// HasSidecar reports whether a workload has a sidecar. As in Istio, the label security.istio.io/tlsMode specifies this.
+// Without the label, a workload with a service account counts as one with a sidecar.
 func HasSidecar(labels map[string]string, serviceAccount string) bool {
 	if mode, ok := labels[tlsModeLabel]; ok {
 		return mode == "istio"
@@ -204,7 +205,8 @@ func (e Endpoint) equal(o Endpoint) bool {
 		maps.Equal(e.Labels, o.Labels)
 }
 
-// localityLabels specify the locality of a workload without a locality field. Label values cannot contain slashes.
+// localityLabels contains the labels that specify the locality of a workload without a locality field. Their values
+// contain dots instead of slashes, which Kubernetes does not allow in label values.
 var localityLabels = []string{"topology.istio.io/locality", "istio-locality"}
 
 func localityOf(written string, labels map[string]string) string {

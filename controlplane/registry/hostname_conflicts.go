@@ -8,9 +8,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// sortByPrecedence orders documents by their precedence for a hostname: Kubernetes Services, then by age, then by
-// namespace and name. In Istio, the name of a ServiceEntry's service is its hostname, so among equals the namespace
-// decides.
+// sortByPrecedence orders documents by their precedence for a hostname: Kubernetes Services are first. The order is
+// then by age, namespace and name. In Istio, all ServiceEntries for a host have the same service name, so the namespace
+// precedes the name.
 func sortByPrecedence(sources []*source) []*source {
 	sorted := slices.Clone(sources)
 	slices.SortStableFunc(sorted, func(a, b *source) int {
@@ -31,8 +31,8 @@ func kindRank(s *source) int {
 	return 1
 }
 
-// findConflict returns a service that takes precedence over this one for some client: a service of the same namespace,
-// or one of another namespace if both are visible to all namespaces.
+// findConflict returns a service in preceding that takes precedence over service for some clients. The two services are
+// in the same namespace, or are both visible to all namespaces. findConflict returns nil if there is no such service.
 func findConflict(service *Service, preceding []*Service) *Service {
 	for _, other := range preceding {
 		if other.Namespace == service.Namespace {

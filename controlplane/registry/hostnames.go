@@ -39,8 +39,8 @@ func (o Options) ServiceHostname(name, namespace string) string {
 	return name + "." + namespace + ".svc." + o.withDefaults().Domain
 }
 
-// ResolveHostname returns the full name of a host in a document of the namespace. As in Istio, a name without a dot is
-// a Service of the same namespace. Other names, addresses and "*" are returned unchanged.
+// ResolveHostname returns the full name of a host. name is its name as written in a document of namespace. As in Istio,
+// a name without a dot is a Service of the same namespace. Other names, addresses and "*" are returned unchanged.
 func (o Options) ResolveHostname(name, namespace string) string {
 	name = strings.TrimSuffix(name, ".")
 	if name == "" || name == "*" || strings.Contains(name, ".") || isAddress(name) {
@@ -62,9 +62,10 @@ func (o Options) Identity(e Endpoint) string {
 	return "spiffe://" + o.withDefaults().MeshTrustDomain + "/ns/" + e.Namespace + "/sa/" + e.ServiceAccount
 }
 
-// ResolveHostname returns the full name of a host in a document of the namespace. Unlike Options.ResolveHostname it
-// uses the existing services: it resolves reviews.default, reviews.default.svc, and a bare name that is not a Service
-// but a ServiceEntry's host. It does not resolve aliases, because rules for an alias do not apply to its service.
+// ResolveHostname returns the full name of a host. name is its name as written in a document of namespace. Unlike
+// Options.ResolveHostname it uses the existing services: it resolves reviews.default, reviews.default.svc, and a bare
+// name that is not a Service but a ServiceEntry's host. It does not resolve aliases, because rules for an alias do not
+// apply to its service.
 func (r *Registry) ResolveHostname(name, namespace string) string {
 	full := r.opts.ResolveHostname(name, namespace)
 	if r.byHost[full] != nil || r.targets[full] != "" {
@@ -80,12 +81,12 @@ func (r *Registry) ResolveHostname(name, namespace string) string {
 	return full
 }
 
-// HasNamesake reports whether another service shares a name with the service. It also considers removed services, and
-// short names in any namespace. If so, the meaning of the name depends on which services exist.
+// HasNamesake reports whether another service has one of the names of service. In this case, the meaning of the name
+// depends on which services exist. service may have been removed. Short names are compared across all namespaces.
 func (r *Registry) HasNamesake(service *Service) bool {
 	names := append([]string{service.Hostname, service.Name}, service.Aliases...)
-	// A ServiceEntry may have the fully qualified name of a Service. Short names in documents then mean the
-	// ServiceEntry too.
+	// A ServiceEntry may have the fully qualified name of a Service. Short names in documents then refer to the
+	// ServiceEntry.
 	if name, ok := strings.CutSuffix(service.Hostname, ".svc."+r.opts.withDefaults().Domain); ok {
 		short, _, _ := strings.Cut(name, ".")
 		names = append(names, short, name, name+".svc")
@@ -107,6 +108,7 @@ func (r *Registry) HasNamesake(service *Service) bool {
 	return !strings.Contains(service.Hostname, ".")
 }
 
-// overridesService reports whether a ServiceEntry has the fully qualified name of a Service. While such a ServiceEntry
-// exists, rules that use other names of the Service apply to the ServiceEntry's host.
+// overridesService reports whether entry is a ServiceEntry's service and service a Kubernetes Service with the same
+// fully qualified name. While the ServiceEntry exists, rules for other names of the Service apply to the ServiceEntry's
+// host.
 func overridesService(entry, service *Service) bool { return service.Kubernetes && !entry.Kubernetes }

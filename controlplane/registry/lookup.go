@@ -7,8 +7,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// Workloads returns the WorkloadEntries of a namespace that have all labels, ordered by name. known reports whether the
-// namespace has any workload.
+// Workloads returns the WorkloadEntries of a namespace that have all labels, sorted by name. known reports whether the
+// namespace contains any workload.
 func (r *Registry) Workloads(namespace string, labels map[string]string) (found []*config.Resource, known bool) {
 	index := r.workloads[namespace]
 	for _, w := range index.selectWorkloads(labels) {
@@ -17,8 +17,8 @@ func (r *Registry) Workloads(namespace string, labels map[string]string) (found 
 	return found, len(index.members()) > 0
 }
 
-// SelectedWorkloads returns the WorkloadEntries of a namespace that a selector matches, by name. An empty selector
-// matches all.
+// SelectedWorkloads returns the WorkloadEntries of a namespace that have all labels of selector, sorted by name. An
+// empty selector selects all.
 func (r *Registry) SelectedWorkloads(namespace string, selector map[string]string) []*config.Resource {
 	index := r.workloads[namespace]
 	workloads := index.members()
@@ -32,7 +32,7 @@ func (r *Registry) SelectedWorkloads(namespace string, selector map[string]strin
 	return found
 }
 
-// ChangedWorkloads returns the namespaces whose workloads differ from those of prev.
+// ChangedWorkloads returns the namespaces whose workloads differ between r and prev, sorted.
 func (r *Registry) ChangedWorkloads(prev *Registry) []string {
 	var changed []string
 	for namespace, workloads := range r.workloads {
@@ -63,7 +63,7 @@ func (r *Registry) Namespaces() []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// Document returns the document of a service, or nil if the service is not in this registry.
+// Document returns the document that defines a service, or nil if the service is not in this registry.
 func (r *Registry) Document(svc *Service) *config.Resource {
 	if s := r.bySource[svc.Source]; s != nil {
 		return s.resource

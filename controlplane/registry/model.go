@@ -12,7 +12,7 @@ import (
 // Protocol is the protocol of a service port.
 type Protocol string
 
-// The distinguished protocols.
+// The protocols that proxies distinguish.
 const (
 	HTTP  Protocol = "HTTP"
 	HTTP2 Protocol = "HTTP2"
@@ -25,16 +25,16 @@ const (
 	Undeclared Protocol = "UNDECLARED"
 )
 
-// IsHTTP reports whether requests can be routed individually.
+// IsHTTP reports whether the protocol is HTTP, so that proxies can route single requests.
 func (p Protocol) IsHTTP() bool { return p == HTTP || p == HTTP2 || p == GRPC }
 
-// MayBeHTTP reports whether connections to the port may contain HTTP, so that requests can be routed individually.
+// MayBeHTTP reports whether connections to the port may contain HTTP, so that proxies may route single requests.
 func (p Protocol) MayBeHTTP() bool { return p.IsHTTP() || p == Undeclared }
 
 // IsHTTP2 reports whether the workload requires HTTP/2.
 func (p Protocol) IsHTTP2() bool { return p == HTTP2 || p == GRPC }
 
-// Resolution is the method that finds a service's addresses.
+// Resolution is the method by which proxies find a service's endpoints.
 type Resolution int
 
 const (
@@ -74,11 +74,11 @@ type Service struct {
 	Hostname  string `json:"hostname"`
 	Name      string `json:"name"` // metadata.name of its document
 	Namespace string `json:"namespace"`
-	// Aliases lists the other names that are valid in all namespaces (reviews.default, reviews.default.svc). The bare
-	// name (reviews) is valid only in its own namespace and is not included.
+	// Aliases lists the other names that are valid in all namespaces (reviews.default, reviews.default.svc). It does
+	// not contain the bare name (reviews), which is valid only in the service's namespace.
 	Aliases   []string     `json:"aliases,omitempty"`
 	Addresses []netip.Addr `json:"addresses,omitempty"` // virtual addresses
-	// Ranges lists networks whose connections belong to the service too.
+	// Ranges lists the networks of the service. Connections to an address in these networks belong to the service.
 	Ranges []netip.Prefix `json:"ranges,omitempty"`
 	// Virtual is the preferred virtual address of the service. If another service has the same address, the service
 	// receives a different one.
@@ -87,7 +87,7 @@ type Service struct {
 	ByName     bool       `json:"byName,omitempty"`
 	Ports      []Port     `json:"ports,omitempty"`
 	Resolution Resolution `json:"resolution"`
-	// ByInstance: the Service is headless (clusterIP: None). Each of its instances has a DNS name below that of the
+	// ByInstance: the Service is headless (clusterIP: None). Each of its instances has a DNS name below the name of the
 	// Service.
 	ByInstance bool `json:"byInstance,omitempty"`
 	// Kubernetes: the service is a Kubernetes Service, which has short names.
@@ -100,12 +100,13 @@ type Service struct {
 	// AliasServices lists the Services of type ExternalName that are aliases of this one, ordered by hostname. Each has
 	// its own short names and exportTo.
 	AliasServices []*Service `json:"aliasServices,omitempty"`
-	// External marks a ServiceEntry with location MESH_EXTERNAL, which has no mTLS by default.
+	// External: the service is a ServiceEntry with location MESH_EXTERNAL, for which proxies use no mutual TLS by
+	// default.
 	External bool `json:"external,omitempty"`
 	// Selector selects the workloads; nil if the document lists the endpoints.
 	Selector map[string]string `json:"selector,omitempty"`
-	// ExportTo lists the namespaces that can see the service. An empty list or "*" means all namespaces, "." means the
-	// namespace of the service.
+	// ExportTo lists the namespaces to which the service is visible. An empty list or "*" means all namespaces, "."
+	// means the namespace of the service.
 	ExportTo []string `json:"exportTo,omitempty"`
 	// SubjectAltNames lists the identities that the endpoints may have. If it is empty, they may have any.
 	SubjectAltNames []string   `json:"subjectAltNames,omitempty"`
@@ -126,7 +127,7 @@ func (s *Service) WithAliases() iter.Seq[*Service] {
 	}
 }
 
-// IsKnownAs reports whether a namespace can see the service under this host name, which may be that of an alias.
+// IsKnownAs reports whether host is the hostname of the service or of one of its aliases, and visible to namespace.
 func (s *Service) IsKnownAs(host, namespace string) bool {
 	for known := range s.WithAliases() {
 		if known.Hostname == host && known.VisibleTo(namespace) && s.VisibleTo(namespace) {
@@ -136,8 +137,8 @@ func (s *Service) IsKnownAs(host, namespace string) bool {
 	return false
 }
 
-// Port returns the port with a number. If a UDP port has the same number, as for DNS and HTTP/3, it returns the TCP
-// port.
+// Port returns the port with the specified number. If a TCP and a UDP port have the same number, as for DNS and HTTP/3,
+// it returns the TCP port.
 func (s *Service) Port(number uint32) (Port, bool) {
 	var found Port
 	ok := false
@@ -159,7 +160,7 @@ func (s *Service) Headless() bool {
 	return s.Kubernetes && s.Resolution == Static && len(s.Addresses) == 0
 }
 
-// VisibleTo reports whether a proxy of the namespace can see the service.
+// VisibleTo reports whether the service is visible to proxies in namespace.
 func (s *Service) VisibleTo(namespace string) bool {
 	if len(s.ExportTo) == 0 {
 		return true
@@ -174,14 +175,14 @@ func (s *Service) VisibleTo(namespace string) bool {
 
 // Endpoint is the address of one port of a service on one workload. It is immutable.
 type Endpoint struct {
-	// Address is an IP address, or a host name for services with DNS resolution, or a unix socket ("unix:///path").
+	// Address is an IP address, a host name (for services with DNS resolution) or a unix socket ("unix:///path").
 	Address string `json:"address"`
 	Port    uint32 `json:"port"` // port of the endpoint; 0 for a unix socket
 	// ServicePort is the number of the service's port.
 	ServicePort uint32            `json:"servicePort,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"`
 	Namespace   string            `json:"namespace"`
-	// Name of the WorkloadEntry; empty for endpoints that a ServiceEntry lists.
+	// Workload is the name of the WorkloadEntry; empty for an endpoint that a ServiceEntry lists.
 	Workload       string `json:"workload,omitempty"`
 	ServiceAccount string `json:"serviceAccount,omitempty"`
 	Network        string `json:"network,omitempty"`
@@ -189,7 +190,7 @@ type Endpoint struct {
 	Weight         uint32 `json:"weight,omitempty"`   // relative to other endpoints; 0 means 1
 	// MTLS is set if the workload has a sidecar with a mesh identity (label security.istio.io/tlsMode=istio).
 	MTLS bool `json:"mtls,omitempty"`
-	// NotForGateways: only sidecars may connect to the endpoint. From a gateway, the address would be on the gateway's
+	// NotForGateways: only sidecars may connect to the endpoint. For a gateway, its address would be on the gateway's
 	// own machine, which belongs to the platform.
 	NotForGateways bool `json:"notForGateways,omitempty"`
 }
@@ -207,7 +208,7 @@ type Registry struct {
 	aliases map[string]string // other name → hostname
 	targets map[string]string // hostname of an alias → hostname of its service
 
-	// Input of the next Build.
+	// These fields are inputs of the next Build.
 	sources   []*source
 	bySource  map[config.Key]*source
 	workloads map[string]*workloadIndex // by namespace

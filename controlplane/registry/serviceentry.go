@@ -18,7 +18,7 @@ var resolutions = map[networking.ServiceEntry_Resolution]Resolution{
 	networking.ServiceEntry_DYNAMIC_DNS: Passthrough,
 }
 
-// readServiceEntry creates one service for each host.
+// readServiceEntry creates one service for each host of a ServiceEntry.
 func (s *source) readServiceEntry() {
 	entry, ok := s.resource.Spec.(*networking.ServiceEntry)
 	if !ok {
@@ -50,8 +50,8 @@ func (s *source) readServiceEntry() {
 	s.reportRefusedEndpoints(entry, ports)
 }
 
-// reportRefusedEndpoints records findings about the endpoints of a ServiceEntry, and about its hosts if proxies resolve
-// them.
+// reportRefusedEndpoints records findings about refused endpoints of a ServiceEntry. Hosts that proxies resolve count
+// as endpoints.
 func (s *source) reportRefusedEndpoints(entry *networking.ServiceEntry, ports []Port) {
 	for i, we := range entry.GetEndpoints() {
 		var numbers []uint32

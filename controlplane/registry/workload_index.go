@@ -27,7 +27,7 @@ func newWorkload(r *config.Resource, opts Options) *workload {
 }
 
 // WorkloadLabels returns the labels of a WorkloadEntry. As in Istio, the labels in its metadata and in its spec are
-// merged; those in its metadata take precedence.
+// merged. Labels in the metadata take precedence.
 func WorkloadLabels(r *config.Resource) map[string]string {
 	labels := r.Spec.(*networking.WorkloadEntry).GetLabels()
 	if len(r.Labels) > 0 {
@@ -43,7 +43,7 @@ func WorkloadLabels(r *config.Resource) map[string]string {
 // label is one label of a workload.
 type label struct{ key, value string }
 
-// workloadIndex holds the workloads of one namespace, indexed by label. It is immutable.
+// workloadIndex contains the workloads of one namespace, indexed by label. It is immutable.
 type workloadIndex struct {
 	all     []*workload           // ordered by name
 	byLabel map[label][]*workload // workloads with the label, ordered by name
@@ -111,7 +111,8 @@ func (c *workloadIndex) buildLabelIndex(prev *workloadIndex, removed, added []*w
 	}
 }
 
-// patchList returns a copy of the list of workloads with a label, without the removed and with the added workloads.
+// patchList updates a list of workloads that have the label l. It returns a copy without the removed workloads and with
+// those added workloads that have the label.
 func patchList(list []*workload, l label, removed, added []*workload) []*workload {
 	out := make([]*workload, 0, len(list)+1)
 	for _, w := range list {
@@ -129,8 +130,8 @@ func patchList(list []*workload, l label, removed, added []*workload) []*workloa
 	return out
 }
 
-// selectWorkloads returns the workloads that have all labels of the selector, ordered by name. An empty selector
-// selects none.
+// selectWorkloads returns the workloads that have all labels of the selector, sorted by name. An empty selector selects
+// none.
 func (c *workloadIndex) selectWorkloads(selector map[string]string) []*workload {
 	if c == nil || len(selector) == 0 {
 		return nil

@@ -27,8 +27,8 @@ func newAuthz(resources []*config.Resource, rootNamespace string) *authz {
 	return a
 }
 
-// Policies returns the AuthorizationPolicies of a workload: those of the root namespace, then those of its own
-// namespace, each sorted by name.
+// Policies returns the AuthorizationPolicies of a workload: first the policies of the root namespace, then the policies
+// of the workload's own namespace, each sorted by name.
 func (s *Snapshot) Policies(namespace string, labels map[string]string) []Policy {
 	a := s.authz
 	out := selectPolicies(nil, a.byNamespace[a.root], namespace, labels)

@@ -26,8 +26,8 @@ type Change struct {
 	Services []*registry.Service
 	// Endpoints contains the services whose endpoints differ.
 	Endpoints []*registry.Service
-	// Clusters are the services of Endpoints whose clusters also differ: in the identities, in whether all endpoints
-	// have sidecars, or in addresses that Envoy resolves itself.
+	// Clusters contains the services in Endpoints whose clusters also differ: in the identities, in whether all
+	// endpoints have sidecars, or in addresses that Envoy resolves itself.
 	Clusters []*registry.Service
 	// Workloads are the namespaces whose workloads differ.
 	Workloads []string
@@ -37,8 +37,8 @@ type Change struct {
 
 var _ xds.Change = Change{}
 
-// Diff returns the difference between two snapshots. changed are the keys that were passed to Build for next; nil means
-// all. prev may be nil.
+// Diff returns the difference between two snapshots. prev may be nil. changed contains the keys that were passed to
+// Build for next; nil means that all documents may have changed.
 func Diff(prev, next *Snapshot, changed []config.Key) Change {
 	if prev == nil || changed == nil || prev.Mesh != next.Mesh || prev.Domain != next.Domain {
 		return Change{Full: true}
@@ -55,8 +55,8 @@ func Diff(prev, next *Snapshot, changed []config.Key) Change {
 	return c
 }
 
-// diffResources compares the resources of the snapshots regardless of the changed keys. A store may contain changes
-// before it reports them; without this comparison, such a change would be lost.
+// diffResources compares all resources, not only the resources with changed keys. A store may contain a change before
+// it reports the change. Without this comparison, Diff would omit such a change.
 func (c *Change) diffResources(prev, next []*config.Resource) {
 	if len(prev) == len(next) && unsafe.SliceData(prev) == unsafe.SliceData(next) {
 		return
@@ -121,8 +121,8 @@ func (c *Change) diffServices(prev, next *Snapshot) {
 	}
 }
 
-// maxMerged limits the elements of a merged change. Changes accumulate while a client does not read, and refer to former
-// versions of services and documents, which stay in memory.
+// maxMerged limits the elements of a merged change. Changes accumulate while a client does not read. They refer to
+// former versions of services and documents, which stay in memory.
 const maxMerged = 2000
 
 // Merge returns a change that covers c and the later change next. It is a full change if there would be too many elements.

@@ -29,7 +29,7 @@ func newDelegates(resources []*config.Resource, resolve resolver, exportTo []str
 }
 
 // find returns the delegate to which a rule refers. It returns nil if the delegate does not exist or is not exported to
-// the rule's namespace.
+// the rule's namespace. If named has no namespace, the delegate is in the rule's namespace.
 func (d *delegates) find(rule *config.Resource, named *networking.Delegate) *config.Resource {
 	key := config.Key{Kind: config.VirtualService, Namespace: named.GetNamespace(), Name: named.GetName()}
 	if key.Namespace == "" {
@@ -49,8 +49,8 @@ func (d *delegates) find(rule *config.Resource, named *networking.Delegate) *con
 	return found
 }
 
-// expand returns the VirtualService in which delegating routes are replaced by the delegates' routes, and the delegates
-// that it used.
+// expand returns the spec of a VirtualService in which the routes of delegates replace the delegating routes. It also
+// returns the delegates. Without delegating routes, it returns the unchanged spec and nil.
 func (d *delegates) expand(rule *config.Resource) (*networking.VirtualService, []*config.Resource) {
 	spec := rule.Spec.(*networking.VirtualService)
 	if !slices.ContainsFunc(spec.GetHttp(), func(r *networking.HTTPRoute) bool { return r.GetDelegate() != nil }) {
@@ -79,8 +79,9 @@ func (d *delegates) expand(rule *config.Resource) (*networking.VirtualService, [
 	return out, from
 }
 
-// mergeRoute returns a delegate's route, restricted to the matches of the root route. For settings that the delegate
-// does not specify, it uses those of the root. It returns nil if no request matches both.
+// mergeRoute returns a route of a delegate, restricted to the matches of the root route. Settings that the delegated
+// route does not specify are inherited from the root route. mergeRoute returns nil if no request matches both routes,
+// or if the delegated route itself delegates.
 func (d *delegates) mergeRoute(root, delegated *networking.HTTPRoute, namespace string) *networking.HTTPRoute {
 	if delegated.GetDelegate() != nil {
 		return nil // nested delegation is not supported
@@ -111,7 +112,8 @@ func inherit(out, rest *networking.HTTPRoute) {
 	}
 }
 
-// qualify replaces the short names of destinations by full names. Short names are relative to the delegate's namespace.
+// qualify replaces short host names in destinations by full names. Short names are relative to the delegate's
+// namespace.
 func (d *delegates) qualify(r *networking.HTTPRoute, namespace string) {
 	full := func(to *networking.Destination) {
 		if to != nil {

@@ -37,13 +37,14 @@ type Traffic struct {
 	RetryBudget   *networking.TrafficPolicy_RetryBudget
 }
 
-// DocumentTraffic returns the policy that one document specifies for a port of a subset ("" for the host).
+// DocumentTraffic returns the policy that one document specifies for a port of a subset. An empty subset stands for the
+// host.
 func DocumentTraffic(spec *networking.DestinationRule, subset string, port uint32) Traffic {
 	d := DestinationRule{policy: spec.GetTrafficPolicy(), Subsets: spec.GetSubsets()}
 	return d.Traffic(subset, port)
 }
 
-// Subset returns a subset by name, or nil. d may be nil.
+// Subset returns the subset that is called name, or nil if there is none. d may be nil.
 func (d *DestinationRule) Subset(name string) *networking.Subset {
 	if d == nil {
 		return nil
@@ -56,7 +57,7 @@ func (d *DestinationRule) Subset(name string) *networking.Subset {
 	return nil
 }
 
-// Traffic returns the policy of a port of a subset ("" for the host). d may be nil.
+// Traffic returns the policy of a port of a subset. An empty subset stands for the host. d may be nil.
 func (d *DestinationRule) Traffic(subset string, port uint32) Traffic {
 	var t Traffic
 	if d == nil {
@@ -111,11 +112,12 @@ type destinationRules struct {
 	byNamespace map[string]*namespaceRules
 	all         []*DestinationRule
 	traits      ruleTraits
-	// subsets maps hosts to the subset names of all rules. Hosts are contained as in the document and as the full name.
+	// subsets maps hosts to the subset names of all rules. A host is a key both as it is written in documents and as
+	// the full name.
 	subsets hostTable[[]string]
 }
 
-// inNamespace returns the rules of a namespace. The result is never nil.
+// inNamespace returns the rules of a namespace. The result is never nil. r may be nil.
 func (r *destinationRules) inNamespace(namespace string) *namespaceRules {
 	if r != nil {
 		if n := r.byNamespace[namespace]; n != nil {
@@ -125,8 +127,8 @@ func (r *destinationRules) inNamespace(namespace string) *namespaceRules {
 	return &noRules
 }
 
-// newDestinationRules indexes DestinationRules, which are sorted by namespace. prev may be nil. sameNames: names in
-// documents resolve as they did for prev.
+// newDestinationRules indexes DestinationRules, which are sorted by namespace. prev may be nil. sameNames means that
+// host names in documents resolve to the same services as for prev.
 func newDestinationRules(prev *destinationRules, resources []*config.Resource, resolve resolver, root string, defaultExportTo []string, sameNames bool) *destinationRules {
 	index := &destinationRules{root: root, byNamespace: map[string]*namespaceRules{}}
 	sameSubsets := true
@@ -164,16 +166,16 @@ func (r *destinationRules) subsetNames() map[string][]string {
 	return byHost
 }
 
-// HidesRule reports whether a DestinationRule of the namespace for host hides one for a broader pattern. Clients to
-// which the specific rule is not exported do not use the broader rule either.
+// HidesRule reports whether a DestinationRule of the namespace for host hides another one for a broader pattern.
+// Clients to which the specific rule is not exported do not use the broader rule either.
 func (s *Snapshot) HidesRule(namespace, host string) bool {
 	return slices.ContainsFunc(s.index.destinationRules.inNamespace(namespace).exported.wild, func(pattern string) bool {
 		return pattern != host && MatchHost(pattern, host)
 	})
 }
 
-// SubsetNames returns the subset names that DestinationRules define for a service, regardless of visibility. The
-// service may have been removed. The result may contain duplicates.
+// SubsetNames returns the subset names that DestinationRules define for a service, even if the rules are not visible to
+// a client. The service may have been removed. The result may contain duplicates.
 func (s *Snapshot) SubsetNames(svc *registry.Service) []string {
 	table := s.index.destinationRules.subsets
 	names := slices.Clone(table.exact[svc.Hostname])
@@ -189,8 +191,9 @@ func (s *Snapshot) SubsetNames(svc *registry.Service) []string {
 	return names
 }
 
-// lookup returns the rule for requests from a namespace to a host of a service in serviceNamespace, or nil. It searches
-// the client's namespace, then the service's namespace, then the root namespace.
+// lookup returns the rule that applies when a client in namespace calls host, which belongs to a service in
+// serviceNamespace. It searches the client's namespace, then the service's namespace, then the root namespace. It
+// returns nil if there is no rule.
 func (r *destinationRules) lookup(namespace, host, serviceNamespace string) *DestinationRule {
 	if d, ok := r.inNamespace(namespace).local.find(host); ok {
 		return d
@@ -209,9 +212,9 @@ func (r *destinationRules) lookup(namespace, host, serviceNamespace string) *Des
 	return nil
 }
 
-// forCaller returns the rules whose workload selector matches a client with the labels. choice identifies this set of
-// rules, and is empty if there are none. If two rules have the same host, the rule with more labels in its selector
-// takes precedence.
+// forCaller returns the rules, by host, whose workload selector matches a client with the labels. If two rules have the
+// same host, the rule with more labels in its selector takes precedence. choice identifies the set of matching rules;
+// it is empty if there are none.
 func (r *destinationRules) forCaller(namespace string, labels map[string]string) (byHost map[string]*DestinationRule, choice string) {
 	for _, d := range r.inNamespace(namespace).selective {
 		if !Selects(d.selector(), labels) {
@@ -232,13 +235,14 @@ func (d *DestinationRule) selector() map[string]string {
 	return d.From[0].Spec.(*networking.DestinationRule).GetWorkloadSelector().GetMatchLabels()
 }
 
-// DestinationRules returns the rules for clients in the rules' own namespaces, sorted by namespace, host and selector.
+// DestinationRules returns the rules as they apply to clients in the same namespace as the rule. They are sorted by
+// namespace, host and selector.
 func (s *Snapshot) DestinationRules() []*DestinationRule {
 	return slices.DeleteFunc(slices.Clone(s.index.destinationRules.all), func(d *DestinationRule) bool { return d.key.exportTo != localKey })
 }
 
-// DestinationRule returns the rule for calls from a namespace to a service, or nil. Rules with a workload selector apply
-// only to some clients and are not considered.
+// DestinationRule returns the rule for calls from a namespace to a service, or nil. It ignores rules with a workload
+// selector, because these apply only to some clients.
 func (s *Snapshot) DestinationRule(namespace string, svc *registry.Service) *DestinationRule {
 	return s.index.destinationRules.lookup(namespace, svc.Hostname, svc.Namespace)
 }
@@ -255,7 +259,7 @@ func (s *Snapshot) HasCredentials() bool { return s.index.destinationRules.trait
 // IsSelective reports whether the rule has a workload selector. d may be nil.
 func (d *DestinationRule) IsSelective() bool { return d != nil && d.key.selector != "" }
 
-// settings are implemented by policies and by their port-level settings.
+// settings is the common interface of traffic policies and their port-level settings.
 type settings interface {
 	GetLoadBalancer() *networking.LoadBalancerSettings
 	GetConnectionPool() *networking.ConnectionPoolSettings
@@ -268,7 +272,7 @@ func UsesConsistentHash(spec *networking.DestinationRule) bool {
 }
 
 // UsesConnectionSettings reports whether a DestinationRule has connection settings that affect the callers' listeners:
-// TLS to servers outside of the mesh, the idle timeout, the hash of load balancing, or a tunnel.
+// TLS to servers outside the mesh, an idle timeout, consistent hashing, or a tunnel.
 func UsesConnectionSettings(spec *networking.DestinationRule) bool {
 	return UsesConsistentHash(spec) || anyPolicy(spec, func(s settings) bool {
 		mode := s.GetTls().GetMode()

@@ -22,7 +22,7 @@ func (sc *Scope) IsVisibleFrom(l EgressListener, svc *registry.Service) bool {
 	return sc.isAmong(l.hosts, svc)
 }
 
-// ContainsService reports whether the hosts contain the service's name or one of its aliases.
+// ContainsService reports whether the imported hosts include the service's hostname or one of its aliases.
 func (e EgressHosts) ContainsService(svc *registry.Service) bool {
 	for known := range svc.WithAliases() {
 		if e.Contains(known.Namespace, known.Hostname) {
@@ -32,7 +32,7 @@ func (e EgressHosts) ContainsService(svc *registry.Service) bool {
 	return false
 }
 
-// isAmong reports whether the hosts contain a name of a service that the scope can see.
+// isAmong reports whether hosts contains a name of the service that is visible in the scope.
 func (sc *Scope) isAmong(hosts EgressHosts, svc *registry.Service) bool {
 	for known := range sc.VisibleNames(svc) {
 		if hosts.Contains(known.Namespace, known.Hostname) {
@@ -42,14 +42,15 @@ func (sc *Scope) isAmong(hosts EgressHosts, svc *registry.Service) bool {
 	return false
 }
 
-// portEgress contains, by port, which services the egress listeners of a Sidecar make visible.
+// portEgress contains, for each port, the hosts that the egress listeners of a Sidecar import.
 type portEgress struct {
 	listeners []EgressListener // listeners with a port
 	captured  map[uint32]EgressHosts
 	others    EgressHosts // hosts for ports without a listener
 }
 
-// newPortEgress returns nil if no listener has a port. The visibility of services does not depend on the port then.
+// newPortEgress returns the hosts by port. It returns nil if no listener has a port, because the visibility of services
+// then does not depend on the port.
 func newPortEgress(spec *networking.Sidecar, namespace string) *portEgress {
 	p := &portEgress{captured: map[uint32]EgressHosts{}}
 	for _, listener := range spec.GetEgress() {
@@ -73,8 +74,8 @@ func newPortEgress(spec *networking.Sidecar, namespace string) *portEgress {
 	return p
 }
 
-// IsVisibleAtPort reports whether redirected requests to a port of a visible service reach that service. A Sidecar can
-// have listeners for some ports, which limit the visible services of these ports.
+// IsVisibleAtPort reports whether redirected requests to a port of a visible service reach that service. If a Sidecar
+// has a listener for the port, only the services that this listener imports are visible at the port.
 func (sc *Scope) IsVisibleAtPort(svc *registry.Service, port uint32) bool {
 	if sc.perPort == nil {
 		return true
@@ -105,8 +106,8 @@ func (sc *Scope) Spec() *networking.Sidecar {
 	return sc.Sidecar.Spec.(*networking.Sidecar)
 }
 
-// EgressProxy returns the destination of requests to unknown hosts, and the full name of its host. It returns nil if
-// these requests are forwarded to their original destination.
+// EgressProxy returns the destination to which the Sidecar sends requests for unknown hosts, and the full name of its
+// host. It returns nil if the Sidecar specifies none.
 func (sc *Scope) EgressProxy() (*networking.Destination, string) {
 	proxy := sc.Spec().GetOutboundTrafficPolicy().GetEgressProxy()
 	if proxy == nil || !sc.AllowAny {

@@ -59,13 +59,14 @@ func parseEgressHost(text, ownNamespace string) (h egressHost, excluded bool) {
 	return egressHost{namespace, host}, excluded
 }
 
-// Contains reports whether a host, which may be a wildcard, of a document in the namespace is imported.
+// Contains reports whether a host is imported. host may be a wildcard. namespace is the namespace of the document that
+// defines the host.
 func (e EgressHosts) Contains(namespace, host string) bool {
 	return e.all || slices.ContainsFunc(e.listeners, func(l listenerHosts) bool { return l.imports(namespace, host) })
 }
 
-// imports reports whether a host, which may be a wildcard, is imported. A wildcard is imported if it overlaps an
-// included host, and excluded if an excluded host matches all of it.
+// imports reports whether the listener imports a host, which may be a wildcard. A wildcard is imported if it overlaps
+// an included host, unless one excluded host matches all hosts of the wildcard.
 func (l listenerHosts) imports(namespace, host string) bool {
 	inNamespace := func(h egressHost) bool { return h.namespace == "*" || h.namespace == namespace }
 	return slices.ContainsFunc(l.included, func(h egressHost) bool { return inNamespace(h) && HostsOverlap(h.host, host) }) &&

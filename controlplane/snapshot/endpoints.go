@@ -60,7 +60,7 @@ func (i *Instances) Facts(port uint32) *Facts {
 
 var noFacts Facts
 
-// instancesBuilder contains the inputs of instances in addition to the registry.
+// instancesBuilder contains the inputs, besides the registry, from which Instances are built.
 type instancesBuilder struct {
 	peerAuth    *peerAuth
 	trustDomain string

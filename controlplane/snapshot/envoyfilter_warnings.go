@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// Note is a problem of an EnvoyFilter that was detected when resources of a proxy were built.
+// Note is a problem of an EnvoyFilter that was detected when the control plane built the resources of a proxy.
 type Note struct {
 	// Resource is the name of the resource that was built or skipped.
 	Resource string
@@ -19,12 +19,12 @@ type Note struct {
 	Problem config.Problem
 }
 
-// maxNotes limits the stored notes per proxy and type, and the reported notes per EnvoyFilter. If a patch is skipped on
-// a thousand clusters, a few examples are sufficient.
+// maxNotes limits the stored notes for each proxy and type, and the reported notes for each EnvoyFilter. If a patch is
+// skipped on a thousand clusters, a few examples are sufficient.
 const maxNotes = 20
 
-// notes contains the notes on the proxies' current resources. A snapshot shares it with the snapshots that are built
-// from it. It is safe for concurrent use.
+// notes contains the notes about the current resources of all proxies. A snapshot shares it with the snapshots that are
+// built from it. It is safe for concurrent use.
 type notes struct {
 	mu      sync.Mutex
 	byProxy map[any]*proxyNotes // only proxies with notes
@@ -35,7 +35,7 @@ type proxyNotes struct {
 	byType map[string][]Note
 }
 
-// RecordNotes replaces the notes on those resources of one proxy and type for which made returns true. proxy is a
+// RecordNotes replaces the notes of one proxy and type about the resources for which made returns true. proxy is a
 // pointer that is unique to the connection. When ended is closed, the notes of the proxy are removed.
 func (s *Snapshot) RecordNotes(proxy any, ended <-chan struct{}, typeURL string, made func(name string) bool, now []Note) {
 	n := s.notes

@@ -80,8 +80,9 @@ func newEnvoyFilters(prev *envoyFilters, resources []*config.Resource, root stri
 	return index
 }
 
-// EnvoyFilters returns the filters of a proxy in the order of their application: by priority, then the root namespace
-// before the proxy's own, then oldest first.
+// EnvoyFilters returns the filters of a proxy in the order of their application. The order is by priority. Filters with
+// the same priority in the root namespace precede those in the proxy's own namespace. Within a namespace, older filters
+// are first.
 func (s *Snapshot) EnvoyFilters(namespace string, labels map[string]string) []*EnvoyFilter {
 	if s.envoyFilters == nil || len(s.envoyFilters.all) == 0 {
 		return nil

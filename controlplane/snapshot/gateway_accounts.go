@@ -8,9 +8,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// GatewayAccounts limits the Secrets of Gateways to the service accounts of known workloads that the Gateway selects. A
-// proxy can claim any labels, so these prove nothing. Therefore only workloads of the registry, and those in Workloads,
-// are considered.
+// GatewayAccounts limits which service accounts receive the Secrets of Gateways: only accounts of known workloads that
+// the Gateway selects. Known workloads are in the registry or in the field Workloads. The labels that a proxy reports
+// are not sufficient, because a proxy can report any labels.
 type GatewayAccounts struct {
 	// Workloads are the workloads of the platform, including those that are not ready.
 	Workloads []Workload
@@ -22,7 +22,8 @@ type Workload struct {
 	Labels                    map[string]string
 }
 
-// PlatformWorkloads returns the workloads that the platform reports. The registry does not contain them.
+// PlatformWorkloads returns the workloads that the platform reports. The registry does not contain them. It returns nil
+// if the accounts of gateways are not limited.
 func (s *Snapshot) PlatformWorkloads() []Workload {
 	if s.gatewayAccounts == nil {
 		return nil
@@ -30,18 +31,21 @@ func (s *Snapshot) PlatformWorkloads() []Workload {
 	return s.gatewayAccounts.Workloads
 }
 
-// IsGatewayAccount reports whether a service account may receive the Secrets in a namespace to which a Gateway refers.
+// IsGatewayAccount reports whether account may receive the Secrets to which the Gateway g refers. namespace is the
+// namespace of the account and of the Secrets.
 func (s *Snapshot) IsGatewayAccount(g Gateway, namespace, account string) bool {
 	return s.anyGatewayAccount(g, namespace, func(known string) bool { return known == account })
 }
 
-// HasGatewayAccount reports whether any service account may receive the Secrets in a namespace to which a Gateway refers.
+// HasGatewayAccount reports whether at least one service account of namespace may receive the Secrets to which the
+// Gateway g refers.
 func (s *Snapshot) HasGatewayAccount(g Gateway, namespace string) bool {
 	return s.anyGatewayAccount(g, namespace, func(known string) bool { return known != "" })
 }
 
-// IsAnyGatewayAccount reports whether a service account may receive the Secrets in a namespace to which DestinationRules
-// refer for gateways: it is the account of a known workload that any Gateway selects.
+// IsAnyGatewayAccount reports whether any Gateway selects a known workload with the account. Only such an account may
+// receive the Secrets to which DestinationRules refer for gateways. If the accounts of gateways are not limited, it
+// always returns true.
 func (s *Snapshot) IsAnyGatewayAccount(namespace, account string) bool {
 	return s.gatewayAccounts == nil || s.Memo(gatewayAccountKey{namespace, account}, func() any {
 		return slices.ContainsFunc(s.gateways, func(g Gateway) bool { return s.IsGatewayAccount(g, namespace, account) })
@@ -62,5 +66,5 @@ func (s *Snapshot) anyGatewayAccount(g Gateway, namespace string, matches func(a
 		})
 }
 
-// LimitsGatewayAccounts reports whether the known workloads determine which accounts receive the Secrets of Gateways.
+// LimitsGatewayAccounts reports whether only the accounts of known workloads receive the Secrets of Gateways.
 func (s *Snapshot) LimitsGatewayAccounts() bool { return s.gatewayAccounts != nil }

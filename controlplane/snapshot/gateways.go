@@ -15,8 +15,8 @@ type Gateway struct {
 // FullName returns the name by which VirtualServices refer to the Gateway: "namespace/name".
 func (g Gateway) FullName() string { return g.Namespace + "/" + g.Name }
 
-// Gateways returns the Gateways of a router with the labels, oldest first. If two have the same port and host, the
-// first takes precedence.
+// Gateways returns the Gateways that select a router with the labels, oldest first. If two Gateways have the same port
+// and host, the first one takes precedence.
 func (s *Snapshot) Gateways(labels map[string]string) []Gateway {
 	var out []Gateway
 	for _, g := range s.gateways {

@@ -11,12 +11,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// hostDependents indexes which rules and names depend on a service, regardless of visibility. It contains the names by
-// which requests address services and the hosts of rules, and the destinations of sidecar rules. It is used when a
-// service is added or removed.
+// hostDependents is an index of the rules and names that depend on a service, regardless of visibility. It contains the
+// names by which requests address services, the hosts of rules, and the destinations of sidecar rules. It is used when
+// a service is added or removed.
 type hostDependents struct {
 	once sync.Once
-	// owner maps each lower-case name to its host. The value is "" if several hosts have the name.
+	// owner maps each lower-case name to the host that has it. The value is "" if several hosts have the name.
 	owner map[string]string
 	// shortNames contains the service names that only clients in the service's namespace can use.
 	shortNames map[string]struct{}
@@ -26,7 +26,7 @@ type hostDependents struct {
 	tcpRules []*VirtualService
 	// rulesByHost maps a host to the rules that route to it.
 	rulesByHost map[string][]*VirtualService
-	// writtenNames contains the host names as they occur in documents.
+	// writtenNames contains the host names as they are written in documents.
 	writtenNames map[string]struct{}
 	// delegatingRules contains the rules with delegates. The index does not contain the destinations of the delegates.
 	delegatingRules []*VirtualService
@@ -70,7 +70,7 @@ func (c *hostDependents) build(w *meshIndex) {
 	}
 }
 
-// addWrittenNames adds the host names that occur in a document.
+// addWrittenNames adds the host names that a VirtualService contains, as they are written there.
 func (c *hostDependents) addWrittenNames(r *config.Resource) {
 	spec := r.Spec.(*networking.VirtualService)
 	for _, host := range spec.GetHosts() {
@@ -81,18 +81,18 @@ func (c *hostDependents) addWrittenNames(r *config.Resource) {
 	}
 }
 
-// isWritten reports whether a document contains the name.
+// isWritten reports whether a VirtualService contains name.
 func (c *hostDependents) isWritten(name string) bool {
 	_, written := c.writtenNames[name]
 	return written
 }
 
-// isAliasWritten reports whether a document contains a name of the alias.
+// isAliasWritten reports whether a VirtualService contains one of the names of an alias.
 func (c *hostDependents) isAliasWritten(alias *registry.Service) bool {
 	return c.isWritten(alias.Hostname) || c.isWritten(alias.Name) || slices.ContainsFunc(alias.Aliases, c.isWritten)
 }
 
-// globalNames returns the names and addresses of a service that all callers can use.
+// globalNames returns the names and addresses of a service that callers in all namespaces can use.
 func globalNames(svc *registry.Service) func(yield func(string) bool) {
 	return func(yield func(string) bool) {
 		for known := range svc.WithAliases() {
@@ -159,7 +159,8 @@ func (s *Snapshot) HasNameConflict(svc *registry.Service) bool {
 	return s.index.hostDependents().hasNameConflict(svc)
 }
 
-// RulesRoutingTo returns the sidecar rules that may route to any name of a service, regardless of visibility.
+// RulesRoutingTo returns the sidecar rules that may route to a service or one of its aliases, regardless of visibility.
+// It includes all rules with delegates, because the index does not contain the destinations of delegates.
 func (s *Snapshot) RulesRoutingTo(svc *registry.Service) []*VirtualService {
 	c := s.index.hostDependents()
 	out := slices.Clone(c.delegatingRules)
@@ -180,8 +181,8 @@ func (s *Snapshot) HostPatterns(hostname string) []string {
 	return out
 }
 
-// HasTCPRules reports whether rules with TCP or TLS routes have a host that overlaps with host. Only one rule per host
-// is used; when it is removed, another one is used instead.
+// HasTCPRules reports whether rules with TCP or TLS routes have a host that overlaps with host. It also considers rules
+// that another rule currently hides: if that rule is removed, they take effect.
 func (s *Snapshot) HasTCPRules(host string) bool {
 	return slices.ContainsFunc(s.index.hostDependents().tcpRules, func(v *VirtualService) bool {
 		return slices.ContainsFunc(v.Hosts, func(h string) bool { return HostsOverlap(h, host) })

@@ -64,7 +64,8 @@ func Selects(selector, labels map[string]string) bool {
 	return true
 }
 
-// exportedTo reports whether an exportTo list includes namespace. The list is that of a document in namespace owner.
+// exportedTo reports whether a document that is in the namespace owner is exported to namespace. An empty exportTo
+// exports the document to all namespaces.
 func exportedTo(exportTo []string, owner, namespace string) bool {
 	if len(exportTo) == 0 {
 		return true

@@ -12,8 +12,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// namespaceRules contains the rules of one namespace, for clients in this namespace and in others. It is immutable. A
-// change in another namespace does not replace it.
+// namespaceRules contains the rules of one namespace, for clients in this namespace and in other namespaces. It is
+// immutable. A change in another namespace does not replace it.
 type namespaceRules struct {
 	from     []*config.Resource
 	all      []*DestinationRule // sorted by key
@@ -22,14 +22,14 @@ type namespaceRules struct {
 	exported hostTable[[]*DestinationRule] // one rule for each exportTo list
 	// selective contains the rules with a workload selector, which apply to some clients in their namespace.
 	selective []*DestinationRule
-	// subsets maps hosts to subset names. Hosts are contained as in the document and as the full name.
+	// subsets maps hosts to subset names. A host is a key both as it is written in documents and as the full name.
 	subsets map[string][]string
 	traits  ruleTraits
 }
 
 var noRules namespaceRules
 
-// ruleTraits describe which other resources depend on DestinationRules.
+// ruleTraits contains the properties of DestinationRules that make other resources depend on them.
 type ruleTraits struct {
 	// hashing: at least one rule uses consistent hashing. connecting: at least one rule has settings that affect
 	// listeners. credentialed: at least one rule refers to a Secret.
@@ -47,7 +47,8 @@ func compareRuleKeys(a, b ruleKey) int {
 	return cmp.Or(cmp.Compare(a.host, b.host), cmp.Compare(a.exportTo, b.exportTo), cmp.Compare(a.selector, b.selector))
 }
 
-// localKey marks the rules for clients in the same namespace. No list of namespaces equals it.
+// localKey is the exportTo key of the rules for clients in the same namespace. It differs from the key of every list of
+// namespaces.
 const localKey = "\x00"
 
 func exportKey(exportTo []string) string {
@@ -56,7 +57,7 @@ func exportKey(exportTo []string) string {
 	return strings.Join(sorted, ",")
 }
 
-// namespaceRulesBuild derives the rules of a namespace from former ones. Its cost depends mainly on the number of
+// namespaceRulesBuild builds the rules of a namespace from the former rules. Its cost depends mainly on the number of
 // changed documents, because a namespace may have 10,000 rules.
 type namespaceRulesBuild struct {
 	former          *namespaceRules // its rules are reused if they were merged from the same documents
@@ -67,14 +68,14 @@ type namespaceRulesBuild struct {
 	changedHosts    map[string]bool // full names
 }
 
-// newNamespaceRules merges the documents of a namespace, which are sorted by name. sameNames: names in documents resolve
-// as they did for former.
+// newNamespaceRules merges the documents of a namespace, which are sorted by name. sameNames means that host names in
+// documents resolve to the same services as for former.
 func newNamespaceRules(former *namespaceRules, resources []*config.Resource, resolve resolver, defaultExportTo []string, sameNames bool) *namespaceRules {
 	b := &namespaceRulesBuild{former: former, base: former, resolve: resolve, defaultExportTo: defaultExportTo, changedHosts: map[string]bool{}}
 	if !sameNames {
 		b.base = &noRules
 	}
-	// The list is a copy, because the rules can live longer than the rest of the slice.
+	// The list is a copy, because the rules can exist longer than the rest of the slice.
 	b.next = &namespaceRules{from: slices.Clone(resources), byKey: cloneMap(b.base.byKey), subsets: cloneMap(b.base.subsets)}
 	removed, added := compareDocuments(b.base.from, resources)
 	b.mergeChanged(removed, added)
@@ -82,7 +83,7 @@ func newNamespaceRules(former *namespaceRules, resources []*config.Resource, res
 	return b.next
 }
 
-// cloneMap returns a copy, which is never nil.
+// cloneMap returns a copy of m. The copy is never nil.
 func cloneMap[K comparable, V any](m map[K]V) map[K]V {
 	if m == nil {
 		return map[K]V{}
@@ -124,7 +125,7 @@ func (b *namespaceRulesBuild) keysOf(r *config.Resource) map[ruleKey][]string {
 	return keys
 }
 
-// mergeChanged merges the rules that contain changed documents again.
+// mergeChanged merges again each rule that is built from at least one changed document.
 func (b *namespaceRulesBuild) mergeChanged(removed, added []*config.Resource) {
 	documents, exportTo := map[ruleKey][]*config.Resource{}, map[ruleKey][]string{}
 	gone := make(map[*config.Resource]bool, len(removed))
@@ -167,7 +168,7 @@ func (b *namespaceRulesBuild) mergeChanged(removed, added []*config.Resource) {
 	b.mergeOrder(slices.SortedFunc(maps.Keys(documents), compareRuleKeys))
 }
 
-// mergeRule merges documents, which are sorted by precedence.
+// mergeRule merges documents into one rule. The documents are sorted by precedence.
 func mergeRule(key ruleKey, exportTo []string, documents []*config.Resource) *DestinationRule {
 	d := &DestinationRule{Host: key.host, Namespace: key.namespace, From: documents, exportTo: exportTo, key: key}
 	for _, r := range documents {
@@ -185,7 +186,8 @@ func mergeRule(key ruleKey, exportTo []string, documents []*config.Resource) *De
 	return d
 }
 
-// mergeOrder lists all rules in the order of their keys. changed are the keys of rules that were merged again or removed.
+// mergeOrder builds the sorted list of all rules. changed contains the sorted keys of the rules that were merged again
+// or removed.
 func (b *namespaceRulesBuild) mergeOrder(changed []ruleKey) {
 	b.next.all = make([]*DestinationRule, 0, len(b.next.byKey))
 	appendChanged := func(key ruleKey) {
@@ -240,7 +242,7 @@ func (b *namespaceRulesBuild) index(removed []*config.Resource) {
 	}
 }
 
-// indexSubsets adds the subset names of the changed hosts. A host in a document belongs to one full name.
+// indexSubsets replaces the subset names of the changed hosts.
 func (b *namespaceRulesBuild) indexSubsets() {
 	for host := range b.changedHosts {
 		for _, d := range b.next.rulesFor(host) { // some are unchanged, and were merged from documents that are still there

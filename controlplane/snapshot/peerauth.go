@@ -20,7 +20,8 @@ const (
 	Disable    = security.PeerAuthentication_MutualTLS_DISABLE
 )
 
-// peerAuth indexes all PeerAuthentications. The oldest one of a scope (mesh, namespace or workload) takes precedence.
+// peerAuth indexes all PeerAuthentications. If several documents have the same scope (mesh, namespace or workload), the
+// oldest takes precedence.
 type peerAuth struct {
 	mesh      *config.Resource            // nil if no PeerAuthentication of the mesh sets a mode
 	namespace map[string]*config.Resource // those that set a mode
@@ -48,14 +49,14 @@ func peerSpec(r *config.Resource) *security.PeerAuthentication {
 	return r.Spec.(*security.PeerAuthentication)
 }
 
-// mode returns the mode of a workload's port.
+// mode returns the mutual TLS mode of a workload's port.
 func (p *peerAuth) mode(namespace string, labels map[string]string, port uint32) Mode {
 	mode, _ := p.effectiveMode(namespace, labels, port)
 	return mode
 }
 
-// effectiveMode returns the mode of a workload's port and the document that sets it, or nil. The precedence is port,
-// workload, namespace, mesh.
+// effectiveMode returns the mode of a workload's port and the document that sets it. The document is nil if the mode is
+// the default. The precedence is port, workload, namespace, mesh.
 func (p *peerAuth) effectiveMode(namespace string, labels map[string]string, port uint32) (Mode, *config.Resource) {
 	if r := p.forWorkload(namespace, labels); r != nil {
 		// Unset modes are inherited from the next scope.
@@ -72,7 +73,7 @@ func (p *peerAuth) effectiveMode(namespace string, labels map[string]string, por
 	return Permissive, nil
 }
 
-// forWorkload returns the oldest policy that selects a workload, or nil.
+// forWorkload returns the oldest PeerAuthentication that selects a workload by its labels, or nil.
 func (p *peerAuth) forWorkload(namespace string, labels map[string]string) *config.Resource {
 	for _, r := range p.workload[namespace] {
 		if Selects(peerSpec(r).GetSelector().GetMatchLabels(), labels) {
@@ -82,7 +83,7 @@ func (p *peerAuth) forWorkload(namespace string, labels map[string]string) *conf
 	return nil
 }
 
-// ports returns the ports for which the workload's own policy sets a mode, sorted.
+// ports returns the sorted ports for which a PeerAuthentication that selects the workload sets a mode.
 func (p *peerAuth) ports(namespace string, labels map[string]string) []uint32 {
 	if r := p.forWorkload(namespace, labels); r != nil {
 		return slices.Sorted(maps.Keys(peerSpec(r).GetPortLevelMtls()))
@@ -90,17 +91,18 @@ func (p *peerAuth) ports(namespace string, labels map[string]string) []uint32 {
 	return nil
 }
 
-// MTLSPorts returns the ports of a workload that its policy lists, sorted. Some of them may not belong to a service.
+// MTLSPorts returns the sorted ports for which a PeerAuthentication that selects the workload sets a mode. Some of
+// these ports may not belong to a service.
 func (s *Snapshot) MTLSPorts(namespace string, labels map[string]string) []uint32 {
 	return s.peerAuth.ports(namespace, labels)
 }
 
-// MTLSMode returns the mode of a workload's port. port is the target port, not the service's port.
+// MTLSMode returns the mutual TLS mode of a workload's port. port is the target port, not the service's port.
 func (s *Snapshot) MTLSMode(namespace string, labels map[string]string, port uint32) Mode {
 	return s.peerAuth.mode(namespace, labels, port)
 }
 
-// PeerAuthentication returns the document that sets MTLSMode, or nil.
+// PeerAuthentication returns the document that sets MTLSMode. It returns nil if the mode is the default.
 func (s *Snapshot) PeerAuthentication(namespace string, labels map[string]string, port uint32) *config.Resource {
 	_, by := s.peerAuth.effectiveMode(namespace, labels, port)
 	return by

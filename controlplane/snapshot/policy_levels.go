@@ -9,8 +9,8 @@ func isWorkloadSpecific(spec policySpec) bool {
 	return len(spec.GetSelector().GetMatchLabels()) > 0 || spec.GetTargetRef() != nil || len(spec.GetTargetRefs()) > 0
 }
 
-// levels contains documents that workloads inherit: from the mesh, from the namespace, and those of the workload
-// itself.
+// levels contains the documents whose settings workloads inherit: documents for the mesh, for a namespace, and for
+// single workloads.
 type levels[T policySpec] struct {
 	root        string
 	byNamespace map[string][]leveledResource[T] // oldest document first
@@ -29,8 +29,8 @@ func newLevels[T policySpec](resources []*config.Resource, root string) *levels[
 	return l
 }
 
-// forWorkload returns the documents of a workload, from mesh to workload. Each level has at most one document: the
-// oldest.
+// forWorkload returns the documents of a workload, in the order mesh, namespace, workload. Each level has at most one
+// document: the oldest.
 func (l *levels[T]) forWorkload(namespace string, labels map[string]string) []leveledResource[T] {
 	var out []leveledResource[T]
 	take := func(namespace string, wanted func(T) bool) {

@@ -23,7 +23,7 @@ func (s *Snapshot) Rules() iter.Seq[*config.Resource] {
 // Resources returns the rules and policies of a kind, sorted by namespace and name. The caller must not change the list.
 func (s *Snapshot) Resources(kind config.Kind) []*config.Resource { return s.resources[kind] }
 
-// Inputs returns the inputs of the snapshot without the store.
+// Inputs returns the inputs from which the snapshot was built, without the store.
 func (s *Snapshot) Inputs() Inputs {
 	return Inputs{
 		Mesh: s.given, Domain: s.Domain, Virtual: s.Registry.Options().Virtual, Keys: s.keys, KeysByProxy: s.KeysByProxy,
@@ -34,7 +34,8 @@ func (s *Snapshot) Inputs() Inputs {
 // Count returns the number of documents of a kind.
 func (s *Snapshot) Count(kind config.Kind) int { return len(s.resources[kind]) }
 
-// PortsWithoutEndpoints counts the service ports without endpoints.
+// PortsWithoutEndpoints counts the service ports without endpoints. Services whose destination Envoy finds itself do
+// not count.
 func (s *Snapshot) PortsWithoutEndpoints() int {
 	n := 0
 	for _, svc := range s.Registry.Services {

@@ -13,15 +13,15 @@ type policySpec interface {
 	GetTargetRefs() []*typev1beta1.PolicyTargetReference
 }
 
-// Labels of a gateway's workload with the name of its Gateway in Kubernetes' Gateway API.
+// Labels of a gateway's workload. Their value is the name of the workload's Gateway in Kubernetes' Gateway API.
 const (
 	gatewayNameLabel    = "gateway.networking.k8s.io/gateway-name"
 	oldGatewayNameLabel = "istio.io/gateway-name"
 )
 
-// PolicyApplies reports whether a policy applies to a workload: by its selector, or because it targets the Gateway of
-// the workload. The policy must be in the root namespace or, if near is set, in the workload's own namespace. Targets
-// have an effect only in the policy's own namespace.
+// PolicyApplies reports whether a policy applies to a workload with the labels. The caller passes only policies of the
+// root namespace and of the workload's own namespace; near means that the policy is in the latter. Policies with
+// targets apply only if near is set and a target is the workload's Gateway. Other policies apply by their selector.
 func PolicyApplies(p policySpec, near bool, labels map[string]string) bool {
 	refs := config.PolicyTargets(p)
 	if len(refs) == 0 {
@@ -37,7 +37,7 @@ func PolicyApplies(p policySpec, near bool, labels map[string]string) bool {
 
 type targetRef = typev1beta1.PolicyTargetReference
 
-// refersTo reports whether a target is the Gateway of a workload.
+// refersTo reports whether ref refers to the Gateway of a workload with the labels.
 func refersTo(ref *targetRef, labels map[string]string) bool {
 	return config.TargetsGateway(ref) && (labels[gatewayNameLabel] == ref.GetName() || labels[oldGatewayNameLabel] == ref.GetName())
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// FindProvider returns the extension provider with a name, or nil.
+// FindProvider returns the extension provider that is called name, or nil if there is none.
 func FindProvider(mesh *meshconfig.MeshConfig, name string) *meshconfig.MeshConfig_ExtensionProvider {
 	for _, p := range mesh.GetExtensionProviders() {
 		if p.GetName() == name {
@@ -29,8 +29,8 @@ func ProviderService(p *meshconfig.MeshConfig_ExtensionProvider) (service string
 	return h.GetService(), h.GetPort()
 }
 
-// SDSService returns the service and port of the SDS server for credentialName: sds://…. It returns "" if there is no
-// such provider. As in Istio, the first one is used.
+// SDSService returns the service and port of the first extension provider that is an SDS server, as in Istio. Names
+// that begin with sds:// in credentialName refer to this server. SDSService returns "" if there is no such provider.
 func SDSService(mesh *meshconfig.MeshConfig) (service string, port uint32) {
 	for _, p := range mesh.GetExtensionProviders() {
 		if s := p.GetSds(); s != nil {
@@ -48,7 +48,7 @@ func SplitProviderService(service string) (namespace, host string) {
 	return "", service
 }
 
-// IsProviderService reports whether a service or one of its aliases is the service of a provider.
+// IsProviderService reports whether service, as written in an extension provider, refers to svc or one of its aliases.
 func IsProviderService(svc *registry.Service, service string) bool {
 	namespace, host := SplitProviderService(service)
 	for known := range svc.WithAliases() {
@@ -59,7 +59,7 @@ func IsProviderService(svc *registry.Service, service string) bool {
 	return false
 }
 
-// addProviders adds the services of authorizers and collectors to a scope that a Sidecar limits.
+// addProviders adds the services of authorizers, collectors and SDS servers to a scope that a Sidecar limits.
 func (w *meshIndex) addProviders(sc *Scope) {
 	for _, p := range w.mesh.GetExtensionProviders() {
 		authorizer, _ := ProviderService(p)
@@ -72,7 +72,7 @@ func (w *meshIndex) addProviders(sc *Scope) {
 	}
 }
 
-// IsDryRun reports whether a policy is in dry-run mode. Envoy then only counts and logs its results.
+// IsDryRun reports whether a policy is in dry-run mode. Envoy only counts and logs the results of such a policy.
 func IsDryRun(r *config.Resource) bool {
 	return strings.EqualFold(r.Annotations[config.DryRunAnnotation], "true")
 }

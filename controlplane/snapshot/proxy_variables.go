@@ -8,11 +8,12 @@ import (
 	networkingbeta "istio.io/api/networking/v1beta1"
 )
 
-// metadataPrefix is the prefix of the variables whose values agents send in the node's metadata.
+// metadataPrefix is the prefix of environment variables whose values agents send in the node's metadata.
 const metadataPrefix = "ISTIO_META_"
 
-// tenantVariables are the variables of agents that ProxyConfigs of tenants may set, in addition to node metadata. They
-// tune a proxy. They select no program, file, address or identity, and disable no protection.
+// tenantVariables contains the agent's environment variables that ProxyConfigs outside the root namespace may set, in
+// addition to node metadata. These variables tune a proxy. They select no program, file, address or identity, and
+// disable no protection.
 var tenantVariables = []string{
 	"DNS_FORWARD_PARALLEL", "DNS_FORWARD_TIMEOUT", "DNS_TTL", "DRAIN_QUIET_PERIOD", "ENVOY_SILENCE_LIMIT", "EXIT_ON_ZERO_ACTIVE_CONNECTIONS", "ISTIO_DELTA_XDS",
 	"METRICS_HTTPS_PORTS", "METRICS_LOCALHOST_ACCESS_ONLY", "MINIMUM_DRAIN_DURATION", "OTEL_RESOURCE_ATTRIBUTES",
@@ -20,8 +21,8 @@ var tenantVariables = []string{
 	"WASM_MODULE_EXPIRY", "WASM_PURGE_INTERVAL", "WASM_RETRY_INTERVAL",
 }
 
-// platformMetadata is the node metadata that belongs to the platform: identity, addresses, files, and parts of the
-// bootstrap.
+// platformMetadata contains the node metadata that only the platform may set: identity, addresses, files, and parts of
+// the bootstrap.
 var platformMetadata = []string{
 	"ANNOTATIONS", "CLUSTER_ID", "INSTANCE_IPS", "LABELS", "MESH_ID", "NAME", "NAMESPACE", "OWNER", "POD_PORTS", "PROXY_CONFIG",
 	"SERVICE_ACCOUNT", "STATIC_LABELS", "WORKLOAD_NAME",
@@ -38,7 +39,8 @@ func IsTenantVariable(name string) bool {
 	return !slices.Contains(platformMetadata, key) && !strings.HasPrefix(key, "TLS_") // TLS_… names certificate files
 }
 
-// listVariables returns the variables of a ProxyConfig that take effect. Authors of the root namespace may set all.
+// listVariables returns the environment variables of a ProxyConfig that take effect. A ProxyConfig in the root
+// namespace may set all variables, others only those for which IsTenantVariable returns true.
 func (s *Snapshot) listVariables(namespace string, spec *networkingbeta.ProxyConfig) map[string]string {
 	variables := maps.Clone(spec.GetEnvironmentVariables())
 	if namespace != s.Mesh.GetRootNamespace() {

@@ -9,8 +9,8 @@ import (
 )
 
 // ProxyConfig merges the ProxyConfigs that apply to a workload, in three levels: the root namespace, the workload's
-// namespace, and a selector for the workload. Later levels override earlier ones. Each level uses only the oldest
-// document. Environment variables that the author of a document may not set are omitted.
+// namespace, and a selector for the workload. Later levels override earlier ones. Each level uses only its oldest
+// document. Environment variables that a document may not set are omitted (see IsTenantVariable).
 func (s *Snapshot) ProxyConfig(namespace string, labels map[string]string) *networkingbeta.ProxyConfig {
 	const levels = 3
 	var of [levels]*config.Resource

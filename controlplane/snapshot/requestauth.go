@@ -51,8 +51,8 @@ func newRequestAuth(resources []*config.Resource, rootNamespace string) *request
 	return a
 }
 
-// TokenRules returns the RequestAuthentications of a workload: those of the root namespace, then those of its own
-// namespace, each sorted by name.
+// TokenRules returns the RequestAuthentications of a workload: first those of the root namespace, then those of the
+// workload's own namespace, each sorted by name.
 func (s *Snapshot) TokenRules(namespace string, labels map[string]string) []TokenRules {
 	a := s.requestAuth
 	var out []TokenRules
@@ -69,20 +69,20 @@ func (s *Snapshot) TokenRules(namespace string, labels map[string]string) []Toke
 	return out
 }
 
-// Keys returns the JWK set that was fetched from an address. It returns false if none was fetched.
+// Keys returns the JWK set that was fetched from address. It returns false if none was fetched.
 func (s *Snapshot) Keys(address string) (string, bool) { return s.keys.get(address) }
 
 // KeyAddresses returns the sorted URLs of the keys in RequestAuthentications.
 func (s *Snapshot) KeyAddresses() []string { return s.requestAuth.addresses }
 
-// KeyUser is a rule that uses the keys at an address.
+// KeyUser identifies a rule of a RequestAuthentication that uses a certain key set.
 type KeyUser struct {
 	*config.Resource
 	// Field is the rule's field path.
 	Field string
 }
 
-// KeyUsers returns the rules that use the keys at an address.
+// KeyUsers returns the rules that use the key set at address.
 func (s *Snapshot) KeyUsers(address string) []KeyUser {
 	var out []KeyUser
 	for _, r := range s.resources[config.RequestAuthentication] {
@@ -95,7 +95,7 @@ func (s *Snapshot) KeyUsers(address string) []KeyUser {
 	return out
 }
 
-// diffKeys adds to the change the documents whose keys changed.
+// diffKeys adds to the change the RequestAuthentications whose fetched keys changed.
 func (c *Change) diffKeys(prev, next *Snapshot) {
 	if prev.keys == next.keys {
 		return

@@ -11,8 +11,8 @@ import (
 // maxRouteHosts is the maximum number of hosts in RouteHosts. Rules with more hosts depend on the whole scope.
 const maxRouteHosts = 4
 
-// RouteHosts contains everything in a scope on which a VirtualService's routes depend, except for the rule itself. It
-// is comparable, so that it can be part of a Cache key.
+// RouteHosts contains the parts of a scope on which a VirtualService's routes depend. It is comparable, so that it can
+// be part of a Cache key.
 type RouteHosts [maxRouteHosts]routeHost
 
 type routeHost struct {
@@ -21,8 +21,8 @@ type routeHost struct {
 	rule       *DestinationRule
 }
 
-// RouteHosts returns the destinations of a VirtualService's routes. ok is false if there are too many hosts or if
-// routes are delegated. In these cases the routes depend on the whole scope.
+// RouteHosts returns the parts of the scope on which the routes of v depend. ok is false if the routes have too many
+// hosts or are delegated. The routes then count as dependent on the whole scope.
 func (sc *Scope) RouteHosts(v *VirtualService) (uses RouteHosts, ok bool) {
 	for _, r := range v.Spec.GetHttp() {
 		if r.GetDelegate() != nil {
@@ -44,7 +44,7 @@ func (sc *Scope) RouteHosts(v *VirtualService) (uses RouteHosts, ok bool) {
 	return uses, true
 }
 
-// httpHosts returns the hosts of HTTP routes as they are in the document, with duplicates.
+// httpHosts returns the hosts of HTTP routes as they are written in the document, with duplicates.
 func httpHosts(spec *networking.VirtualService) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for _, r := range spec.GetHttp() {

@@ -6,8 +6,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// RuleInputs identifies the parts of a snapshot to which VirtualServices refer. Unlike the snapshot, it does not retain
-// the resources that were built from it.
+// RuleInputs identifies the parts of a snapshot to which VirtualServices refer. Unlike the snapshot, it does not keep
+// the resources in memory that were built from the snapshot.
 type RuleInputs struct {
 	naming    *nameVersion
 	rules     *destinationRules
@@ -25,13 +25,13 @@ func (s *Snapshot) RuleInputs() *RuleInputs {
 	}
 }
 
-// HasSameNames reports whether the names in all documents resolve as they did for former.
+// HasSameNames reports whether the host names in all documents resolve to the same services as for former.
 func (in *RuleInputs) HasSameNames(former *RuleInputs) bool { return in.naming == former.naming }
 
-// HasSameGateways reports whether the Gateways are those of former.
+// HasSameGateways reports whether in and former have the same Gateways.
 func (in *RuleInputs) HasSameGateways(former *RuleInputs) bool { return in.gateways == former.gateways }
 
-// HasSameDestinationRules reports whether the DestinationRules are those of former.
+// HasSameDestinationRules reports whether in and former have the same DestinationRules.
 func (in *RuleInputs) HasSameDestinationRules(former *RuleInputs) bool {
 	return in.rules == former.rules
 }

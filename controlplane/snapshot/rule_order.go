@@ -9,9 +9,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// sortForNamespace returns the rules that are exported to a namespace, in Istio's order of precedence: rules that only
-// some namespaces see precede public ones, and of these the rules of the namespace itself are first. The order of rules
-// of the same rank does not change.
+// sortForNamespace returns the rules that are exported to namespace, in Istio's order of precedence: rules of the
+// namespace that are not public, other rules that are not public, public rules. Rules with the same rank retain their
+// order.
 func sortForNamespace(rules []*VirtualService, namespace string) []*VirtualService {
 	var out []*VirtualService
 	private := false
@@ -27,7 +27,7 @@ func sortForNamespace(rules []*VirtualService, namespace string) []*VirtualServi
 	return out
 }
 
-// rank orders the rules that a namespace sees.
+// rank returns the rank of the rule in the order of precedence for clients in namespace. The lowest rank is first.
 func (v *VirtualService) rank(namespace string) int {
 	switch {
 	case v.IsPublic():
@@ -41,8 +41,8 @@ func (v *VirtualService) rank(namespace string) int {
 // IsPublic reports whether the rule is exported to all namespaces.
 func (v *VirtualService) IsPublic() bool { return registry.IsExportedToAll(v.ExportTo) }
 
-// FindShadowing returns the rule that takes precedence over v in all namespaces that see v, or nil. rules are the rules
-// of one host, oldest first. They include v.
+// FindShadowing returns the rule that takes precedence over v in all namespaces to which v is exported, or nil if there
+// is none. rules contains the rules of one host, including v, oldest first.
 func FindShadowing(v *VirtualService, rules []*VirtualService) *VirtualService {
 	if v.IsPublic() {
 		first := rules[slices.IndexFunc(rules, (*VirtualService).IsPublic)]
@@ -68,8 +68,8 @@ func FindShadowing(v *VirtualService, rules []*VirtualService) *VirtualService {
 	return shadowing
 }
 
-// ExplainRulePrecedence returns the reason why the first of two VirtualServices takes precedence over the second, as the
-// end of a sentence about the first.
+// ExplainRulePrecedence returns the reason why the VirtualService first takes precedence over second. The text is the
+// end of a sentence whose subject is first.
 func ExplainRulePrecedence(first, second *VirtualService) string {
 	switch {
 	case first.IsPublic() == second.IsPublic() && (first.IsPublic() || first.Namespace == second.Namespace):

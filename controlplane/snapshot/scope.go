@@ -27,7 +27,7 @@ type Scope struct {
 	Services []*registry.Service
 	// VirtualServices are the rules for sidecars, in order of precedence.
 	VirtualServices []*VirtualService
-	// SourceLabels contains the label keys by which these rules match clients, sorted.
+	// SourceLabels contains the sorted keys of the labels by which these rules match clients.
 	SourceLabels []string
 
 	mesh           *meshconfig.MeshConfig
@@ -61,13 +61,14 @@ func loadMemo(memory *sync.Map, key any, derive func() any) any {
 	return made.(func() any)()
 }
 
-// Resolve returns the service to which a host in a document of the namespace refers. It returns nil if the service is
-// not visible. The host may be an alias.
+// Resolve returns the service to which host refers, as written in a document of namespace. The host may be an alias. It
+// returns nil if the service is not visible.
 func (sc *Scope) Resolve(host, namespace string) *registry.Service {
 	return sc.ServiceByName(sc.resolve(host, namespace))
 }
 
-// ServiceByName returns the visible service with a full name or alias, or nil.
+// ServiceByName returns the visible service whose hostname, or the hostname of a visible alias, is hostname. It returns
+// nil if there is none.
 func (sc *Scope) ServiceByName(hostname string) *registry.Service {
 	if svc := sc.services[hostname]; svc != nil {
 		return svc
@@ -86,20 +87,21 @@ func (sc *Scope) VisibleNames(svc *registry.Service) iter.Seq[*registry.Service]
 	}
 }
 
-// Hostname returns the full name of a host in a document of the namespace, regardless of visibility.
+// Hostname returns the full name of host, as written in a document of namespace. The host need not be visible or exist.
 func (sc *Scope) Hostname(host, namespace string) string { return sc.resolve(host, namespace) }
 
 // DestinationRule returns the rule for calls to a service, or nil.
 func (sc *Scope) DestinationRule(svc *registry.Service) *DestinationRule { return sc.rules[svc] }
 
-// VirtualService returns the sidecar rule for a host, or nil. If several rules match, it returns the rule with the most
-// specific host. If several rules have that host, it returns the first in order of precedence.
+// VirtualService returns the sidecar rule for host, or nil. If several rules match, it returns the rule with the most
+// specific host. If several rules have this host, it returns the one that takes precedence.
 func (sc *Scope) VirtualService(host string) *VirtualService {
 	v, _ := sc.vsByHost.find(host)
 	return v
 }
 
-// meshIndex contains the inputs of scopes. Snapshots share it if they differ only in endpoints, policies and gateways.
+// meshIndex contains the inputs of scopes. Snapshots that differ only in endpoints, policies and gateways share one
+// meshIndex.
 type meshIndex struct {
 	mesh             *meshconfig.MeshConfig
 	resolve          resolver
@@ -127,7 +129,7 @@ type meshIndex struct {
 type scopeKey struct {
 	namespace string
 	sidecar   config.Key
-	// callers identifies the rules with a workload selector that select the proxies of the scope.
+	// callers identifies the rules whose workload selector matches the proxies of the scope.
 	callers string
 }
 
@@ -146,7 +148,8 @@ func (s *Snapshot) GatewayScope(namespace string, labels map[string]string) *Sco
 	return s.index.scope(scopeKey{namespace: namespace, sidecar: config.Key{Kind: config.Gateway}}, nil, labels)
 }
 
-// scope builds a scope at the first call, or reuses an equal one of the previous index.
+// scope returns the scope for a key. At the first call it builds the scope, or reuses an equal scope of the previous
+// index.
 func (w *meshIndex) scope(key scopeKey, sidecar *config.Resource, labels map[string]string) *Scope {
 	own, choice := w.destinationRules.forCaller(key.namespace, labels)
 	key.callers = choice
@@ -166,7 +169,7 @@ func (w *meshIndex) scope(key scopeKey, sidecar *config.Resource, labels map[str
 	return sc
 }
 
-// partCount returns the number of service ports and subsets, which have clusters and routes.
+// partCount returns the number of service ports and subsets. Each of them has clusters and routes.
 func (w *meshIndex) partCount() int {
 	n := 0
 	for _, svc := range w.services {
@@ -178,8 +181,8 @@ func (w *meshIndex) partCount() int {
 	return n
 }
 
-// sidecar returns the Sidecar resource of a workload: the one that selects it, else that of its namespace, else that of
-// the root namespace.
+// sidecar returns the Sidecar resource of a workload: the one that selects the workload, or else the one of the
+// workload's namespace, or else the one of the root namespace.
 func (w *meshIndex) sidecar(namespace string, labels map[string]string) *config.Resource {
 	var whole *config.Resource
 	for _, r := range w.sidecars[namespace] {
@@ -302,8 +305,8 @@ func (w *meshIndex) addServices(sc *Scope) {
 	}
 }
 
-// CanSee reports whether a service, which may have been removed, may be visible in the scope. It may still be hidden by
-// another service with the same hostname. A visible alias makes the service visible.
+// CanSee reports whether a service may be visible in the scope. The service may have been removed, or another service
+// with the same hostname may hide it. A visible alias makes the service visible.
 func (sc *Scope) CanSee(svc *registry.Service) bool {
 	if !svc.VisibleTo(sc.Namespace) {
 		return false
@@ -311,7 +314,7 @@ func (sc *Scope) CanSee(svc *registry.Service) bool {
 	return sc.isListed(svc) || slices.ContainsFunc(svc.AliasServices, sc.maySeeAlias)
 }
 
-// maySeeAlias reports whether the alias is visible, provided that its service is visible.
+// maySeeAlias reports whether an alias of a visible service is itself visible.
 func (sc *Scope) maySeeAlias(alias *registry.Service) bool {
 	return alias.VisibleTo(sc.Namespace) && sc.isListed(alias)
 }
@@ -370,7 +373,8 @@ func (sc *Scope) equal(o *Scope) bool {
 	return true
 }
 
-// Service returns the visible service with a full name, or nil.
+// Service returns the visible service with this hostname, or nil if there is none. Unlike ServiceByName, it ignores
+// aliases.
 func (sc *Scope) Service(hostname string) *registry.Service { return sc.services[hostname] }
 
 // MatchesService reports whether a rule's host, which may be a pattern, matches a visible service.

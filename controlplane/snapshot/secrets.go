@@ -22,7 +22,7 @@ func newSecrets(resources []*config.Resource) *secrets {
 	return s
 }
 
-// Certificate returns the Secret with a certificate and key, or nil.
+// Certificate returns the Secret that is called name, or nil if it does not exist or contains no certificate.
 func (s *Snapshot) Certificate(namespace, name string) *config.SecretSpec {
 	secret := s.secrets.byKey[config.Key{Kind: config.Secret, Namespace: namespace, Name: name}]
 	if secret == nil || len(secret.Certificate) == 0 {
@@ -31,12 +31,13 @@ func (s *Snapshot) Certificate(namespace, name string) *config.SecretSpec {
 	return secret
 }
 
-// CASuffix is the suffix of the name of a Secret with CA certificates. The name without the suffix is that of the
+// CASuffix is the suffix of the name of a Secret with CA certificates. Without the suffix, the name is the name of the
 // Secret with the server's certificate.
 const CASuffix = "-cacert"
 
-// CACertificates returns the Secret with the CA certificates for clients, or nil. It is the Secret with CASuffix, or
-// else the Secret with the server's certificate.
+// CACertificates returns the Secret with the CA certificates that verify the clients of a server, or nil. name is the
+// name of the Secret with the server's certificate. The CA certificates are in the Secret with the suffix CASuffix, or
+// else in the Secret that is called name.
 func (s *Snapshot) CACertificates(namespace, name string) *config.SecretSpec {
 	for _, candidate := range []string{name + CASuffix, name} {
 		secret := s.secrets.byKey[config.Key{Kind: config.Secret, Namespace: namespace, Name: candidate}]

@@ -7,8 +7,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// sharedView is the common part of all scopes without a Sidecar. It exists if everything is exported to all namespaces,
-// as in most meshes. The scopes then differ little.
+// sharedView contains the common parts of all scopes without a Sidecar. It exists if everything is exported to all
+// namespaces, as in most meshes. The scopes then differ only in short names and DestinationRules.
 type sharedView struct {
 	scope *Scope // contains the shared parts
 	// namespacesWithServices contains the namespaces that have services, whose short names are valid only there.
@@ -16,7 +16,8 @@ type sharedView struct {
 	memos                  sync.Map // derived values by key
 }
 
-// shared returns the common part of all scopes. It returns nil if namespaces see different services or rules.
+// shared returns the common parts of all scopes. It returns nil if different services or rules may be visible to
+// different namespaces.
 func (w *meshIndex) shared() *sharedView {
 	if !w.sharedKnown {
 		w.sharedKnown = true
@@ -28,7 +29,7 @@ func (w *meshIndex) shared() *sharedView {
 }
 
 // isUniform reports whether all services and sidecar rules are exported to all namespaces, and all hostnames are
-// unique. Otherwise namespaces may see different services and rules.
+// unique. Otherwise different services and rules may be visible to different namespaces.
 func (w *meshIndex) isUniform() bool {
 	for i, svc := range w.services {
 		if i > 0 && w.services[i-1].Hostname == svc.Hostname {
@@ -64,7 +65,7 @@ func (w *meshIndex) newSharedView() *sharedView {
 	return c
 }
 
-// applyShared sets the shared parts of a scope, and the parts that differ for its namespace.
+// applyShared sets the shared parts of a scope, and adds the DestinationRules, which may differ between namespaces.
 func (w *meshIndex) applyShared(sc *Scope, c *sharedView) {
 	sc.common = c
 	sc.Services, sc.services, sc.aliases = c.scope.Services, c.scope.services, c.scope.aliases
@@ -74,8 +75,8 @@ func (w *meshIndex) applyShared(sc *Scope, c *sharedView) {
 	}
 }
 
-// SharedMemo is like Memo for values that depend only on the visible services and rules of the scope, and on which
-// services are in its namespace.
+// SharedMemo is like Memo, but scopes may share the value. The value must depend only on the visible services and rules
+// of the scope, and on which services are in its namespace.
 func (sc *Scope) SharedMemo(key any, derive func() any) any {
 	if sc.common == nil {
 		return sc.Memo(key, derive)

@@ -6,11 +6,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// nameVersion identifies how short names in documents resolve. The pointer remains the same while added or removed
-// services cannot change any resolution, including names that a proxy does not see.
+// nameVersion identifies how short names in documents resolve. The pointer remains the same unless an added or removed
+// service may change the resolution of a name.
 type nameVersion struct{ _ byte } // not empty, so that each value has a unique address
 
-// reuseNameVersion returns the previous version if it is still valid.
+// reuseNameVersion returns the previous version if short names resolve as before, or a new version.
 func (b *build) reuseNameVersion(old, next *meshIndex) *nameVersion {
 	if old.naming == nil || b.prev.Domain != b.next.Domain || slices.ContainsFunc(symmetricDifference(old.services, next.services), b.next.affectsNames(next)) {
 		return &nameVersion{}
@@ -18,7 +18,7 @@ func (b *build) reuseNameVersion(old, next *meshIndex) *nameVersion {
 	return old.naming
 }
 
-// AffectsNames reports whether adding or removing a service can change to which host a name in a document refers.
+// AffectsNames reports whether adding or removing svc can change the host to which a name in a document refers.
 func (s *Snapshot) AffectsNames(svc *registry.Service) bool { return s.affectsNames(s.index)(svc) }
 
 func (s *Snapshot) affectsNames(w *meshIndex) func(*registry.Service) bool {

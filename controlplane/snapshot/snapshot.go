@@ -1,6 +1,6 @@
-// Package snapshot contains an immutable, indexed state of the mesh: which services a proxy sees, and which routing
-// rules, policies and gateways apply to it. Build creates a snapshot from the previous one; both share all unchanged
-// parts.
+// Package snapshot contains an immutable, indexed state of the mesh: which services are visible to a proxy, and which
+// routing rules, policies and gateways apply to it. Build creates a snapshot from the previous one; both share all
+// unchanged parts.
 package snapshot
 
 import (
@@ -25,7 +25,7 @@ type Inputs struct {
 	Mesh *meshconfig.MeshConfig
 	// Domain is the suffix of Kubernetes Services' names; default "cluster.local".
 	Domain string
-	// Virtual is the network from which services without an address receive one (see registry.Options).
+	// Virtual is the network from which services without an address receive a virtual IP (see registry.Options).
 	Virtual netip.Prefix
 	// Keys are the fetched keys of token issuers. To change the keys, set a different pointer.
 	Keys *KeySets
@@ -36,7 +36,8 @@ type Inputs struct {
 	GatewayAccounts *GatewayAccounts
 	// Endpoints limits the endpoints that documents may contain. To change the policy, set a different pointer.
 	Endpoints *registry.EndpointPolicy
-	// StartsProxies: the caller starts the proxies and applies the settings of ProxyConfigs to them.
+	// StartsProxies: the process that builds the snapshot also starts the proxies, and applies the settings of
+	// ProxyConfigs to them.
 	StartsProxies bool
 }
 
@@ -89,8 +90,9 @@ var indexed = []config.Kind{
 	config.ProxyConfig, config.Telemetry, config.WasmPlugin, config.Secret,
 }
 
-// Build returns the snapshot of the inputs. changed lists the keys of the documents that may differ from those of
-// prev. Build only replaces the parts that depend on these documents. If prev or changed is nil, it builds everything.
+// Build returns the snapshot of the inputs. changed contains the keys of the documents that may differ from the
+// documents of prev. Build only replaces the parts that depend on these documents. If prev or changed is nil, it builds
+// everything.
 func Build(prev *Snapshot, in Inputs, changed []config.Key) *Snapshot {
 	b := newBuild(prev, in, changed)
 	b.readResources()
@@ -242,8 +244,8 @@ func (b *build) buildWorld() {
 	w.naming = b.reuseNameVersion(old, w)
 }
 
-// buildRules indexes the rules. The index also depends on the set of services, because short names in rules resolve to
-// services.
+// buildRules indexes the VirtualServices, DestinationRules and Sidecars. The index also depends on the set of services,
+// because short names in rules resolve to services.
 func (b *build) buildRules(w *meshIndex, sameServices bool) {
 	mesh := b.next.Mesh
 	if !sameServices || b.mayDiffer(config.VirtualService) {
@@ -262,7 +264,8 @@ func (b *build) buildRules(w *meshIndex, sameServices bool) {
 	}
 }
 
-// reusable returns the previous index, or nil if the settings on which it depends may have changed.
+// reusable returns the previous index. It returns nil if the mesh configuration or the domain, on which the index
+// depends, may have changed.
 func reusable[T any](b *build, index *T) *T {
 	if b.prev.given != b.in.Mesh || b.prev.Domain != b.in.Domain {
 		return nil
@@ -270,7 +273,7 @@ func reusable[T any](b *build, index *T) *T {
 	return index
 }
 
-// takeScopes returns a copy of the scopes for the next index. That index reuses the scopes that are equal.
+// takeScopes returns a copy of the scopes. The next index reuses the scopes in the copy that are equal to its own.
 func (w *meshIndex) takeScopes() map[scopeKey]*Scope {
 	w.mu.Lock()
 	defer w.mu.Unlock()

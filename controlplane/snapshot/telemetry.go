@@ -17,7 +17,7 @@ const (
 	envoyProvider      = "envoy"
 )
 
-// MeshLog is the name of the access log that MeshConfig's accessLogFile describes.
+// MeshLog is the provider name of the access log that MeshConfig's accessLogFile describes.
 const MeshLog = ""
 
 // Direction is the direction of a workload's traffic.
@@ -29,8 +29,8 @@ const (
 	AsServer = telemetry.WorkloadMode_SERVER
 )
 
-// Telemetry contains the telemetry settings of a workload: the Telemetry documents that apply to it, ordered from mesh
-// to workload.
+// Telemetry contains the telemetry settings of a workload: the Telemetry documents that apply to it, in the order mesh,
+// namespace, workload.
 type Telemetry struct {
 	mesh  *meshconfig.MeshConfig
 	specs []*telemetry.Telemetry
@@ -45,13 +45,13 @@ func (s *Snapshot) Telemetry(namespace string, labels map[string]string) Telemet
 	return t
 }
 
-// Provider returns the provider with a name, or nil. Two providers are built in, unless the mesh configuration defines
-// these names: "prometheus", and "envoy", which writes access logs to standard output.
+// Provider returns the provider that is called name, or nil. Two providers are built in: "prometheus", and "envoy",
+// which writes access logs to standard output. The mesh configuration may define other providers with these names.
 func (t Telemetry) Provider(name string) *ExtensionProvider {
 	return FindTelemetryProvider(t.mesh, name)
 }
 
-// FindTelemetryProvider returns the extension provider or the built-in provider with a name, or nil.
+// FindTelemetryProvider returns the extension provider or built-in provider that is called name, or nil.
 func FindTelemetryProvider(mesh *meshconfig.MeshConfig, name string) *ExtensionProvider {
 	if p := FindProvider(mesh, name); p != nil {
 		return p
@@ -89,8 +89,8 @@ type AccessLog struct {
 	Filter string
 }
 
-// AccessLogs returns the access logs of one direction, sorted by provider. If a level specifies providers, these
-// replace the providers of the previous levels.
+// AccessLogs returns the access logs for one direction, sorted by provider. If the documents of a level specify
+// providers, these replace the providers of the previous levels.
 func (t Telemetry) AccessLogs(direction Direction) []AccessLog {
 	parent := t.mesh.GetDefaultProviders().GetAccessLogging()
 	if len(parent) == 0 && t.mesh.GetAccessLogFile() != "" {
@@ -152,8 +152,8 @@ type Tracing struct {
 	NoPropagation bool
 }
 
-// Tracing returns the tracing settings, or nil if tracing is disabled. Unset fields are inherited from the previous
-// level.
+// Tracing returns the tracing settings for one direction, or nil if tracing is disabled. Unset fields are inherited
+// from the previous level.
 func (t Telemetry) Tracing(direction Direction) *Tracing {
 	out := &Tracing{UseRequestID: true, MeshTags: true}
 	names := t.mesh.GetDefaultProviders().GetTracing()
@@ -213,7 +213,7 @@ type MetricChange struct {
 	Tags map[string]string
 }
 
-// Metrics returns the changes of the standard metrics of one direction. measured is false if metrics are disabled.
+// Metrics returns the changes to the standard metrics for one direction. measured is false if metrics are disabled.
 func (t Telemetry) Metrics(direction Direction) (changes map[Metric]MetricChange, measured bool) {
 	parent := t.mesh.GetDefaultProviders().GetMetrics()
 	if len(parent) == 0 {

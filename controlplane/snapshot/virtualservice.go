@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// MeshGateway is the gateway name for all sidecars in a VirtualService.
+// MeshGateway is the gateway name in a VirtualService that stands for all sidecars.
 const MeshGateway = "mesh"
 
 // VirtualService is a document of kind VirtualService with resolved names. It is immutable.
@@ -29,7 +29,7 @@ type VirtualService struct {
 	from []*config.Resource
 }
 
-// IsForGateway reports whether the VirtualService is bound to a gateway. The gateway name "mesh" means all sidecars.
+// IsForGateway reports whether the VirtualService is bound to gateway. The name "mesh" stands for all sidecars.
 func (v *VirtualService) IsForGateway(gateway string) bool {
 	for _, g := range v.Gateways {
 		if g == gateway {
@@ -44,7 +44,7 @@ func (v *VirtualService) VisibleTo(namespace string) bool {
 	return exportedTo(v.ExportTo, v.Namespace, namespace)
 }
 
-// MatchesSourceNamespace reports whether any of the HTTP routes matches the client's namespace.
+// MatchesSourceNamespace reports whether any HTTP route has a condition on the client's namespace. v may be nil.
 func (v *VirtualService) MatchesSourceNamespace() bool {
 	if v == nil {
 		return false
@@ -70,7 +70,8 @@ func (s *Snapshot) RuleVisibleTo(r *config.Resource, namespace string) bool {
 	return exportedTo(exportTo, r.Namespace, namespace)
 }
 
-// GatewayName returns the full name ("namespace/name") of a gateway in a document of the namespace.
+// GatewayName returns the full name ("namespace/name") of a gateway. written is the name in a document of namespace.
+// GatewayName returns "mesh" and full names unchanged.
 func GatewayName(written, namespace string) string {
 	if written == MeshGateway || strings.Contains(written, "/") {
 		return written
@@ -78,7 +79,7 @@ func GatewayName(written, namespace string) string {
 	return namespace + "/" + written
 }
 
-// resolver returns the full name of a host that occurs in a document of the namespace.
+// resolver returns the full name of host, as written in a document of namespace.
 type resolver func(host, namespace string) string
 
 func newVirtualService(r *config.Resource, delegates *delegates, resolve resolver, defaultExportTo []string) *VirtualService {
@@ -106,8 +107,8 @@ type virtualServices struct {
 	byGateway map[string][]*VirtualService
 }
 
-// newVirtualServices indexes VirtualServices. prev may be nil. sameNames: names in documents resolve as they did for
-// prev.
+// newVirtualServices indexes VirtualServices. prev may be nil. sameNames means that host names in documents resolve to
+// the same services as for prev.
 func newVirtualServices(prev *virtualServices, resources []*config.Resource, resolve resolver, exportTo []string, sameNames bool) *virtualServices {
 	former := formerRuleFinder{}
 	if prev != nil {
@@ -135,14 +136,15 @@ func newVirtualServices(prev *virtualServices, resources []*config.Resource, res
 	return index
 }
 
-// formerRuleFinder finds the previous versions of VirtualServices, for documents in sort order.
+// formerRuleFinder finds the previous version of each VirtualService. The documents must be passed in order of their
+// age.
 type formerRuleFinder struct {
 	all  []*VirtualService
 	next int
 }
 
-// findFormer returns the previous VirtualService for the same document. It returns nil if the document is new or has
-// changed.
+// findFormer returns the previous VirtualService of the same, unchanged document. It returns nil if the document is new
+// or has changed.
 func (f *formerRuleFinder) findFormer(r *config.Resource) *VirtualService {
 	for f.next < len(f.all) {
 		v := f.all[f.next]
@@ -172,13 +174,13 @@ func (v *VirtualService) equal(o *VirtualService) bool {
 // VirtualServices returns the VirtualServices with hosts, oldest first. The caller must not change the list.
 func (s *Snapshot) VirtualServices() []*VirtualService { return s.index.virtualServices.all }
 
-// Delegate returns the document to which a route of a VirtualService delegates. It returns nil if the document does not
-// exist or is not exported to the namespace of the VirtualService.
+// Delegate returns the VirtualService to which a route of rule delegates. It returns nil if that VirtualService does
+// not exist or is not exported to the namespace of rule.
 func (s *Snapshot) Delegate(rule *config.Resource, named *networking.Delegate) *config.Resource {
 	return s.index.virtualServices.delegates.find(rule, named)
 }
 
-// VirtualServicesForGateway returns the VirtualServices of a gateway ("namespace/name") that are exported to the
+// VirtualServicesForGateway returns the VirtualServices that are bound to gateway ("namespace/name") and exported to
 // namespace, in order of precedence.
 func (s *Snapshot) VirtualServicesForGateway(gateway, namespace string) []*VirtualService {
 	return sortForNamespace(s.index.virtualServices.byGateway[gateway], namespace)

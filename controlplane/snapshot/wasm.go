@@ -15,8 +15,8 @@ type Plugin struct {
 	Spec *extensions.WasmPlugin
 }
 
-// PullSecret returns the Secret for pulling the module. It returns nil if the plugin specifies none or if the Secret
-// does not exist.
+// PullSecret returns the Secret with which an agent pulls the plugin's module. It returns nil if the plugin specifies
+// none, or if the Secret does not exist or contains no registry credentials.
 func (s *Snapshot) PullSecret(p Plugin) *config.SecretSpec {
 	name := p.Spec.GetImagePullSecret()
 	if name == "" {

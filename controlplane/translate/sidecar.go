@@ -180,8 +180,8 @@ func (e egressListener) services(v proxyView) []*registry.Service {
 	return out
 }
 
-// buildEgressListeners returns the egress listeners of the Sidecar, and adds their addresses to taken. It omits listeners
-// whose address is already in taken, and listeners through which no service is visible.
+// buildEgressListeners returns the egress listeners of the Sidecar, and adds their addresses to taken. It omits
+// listeners whose address is already in taken, and listeners through which no service is visible.
 func (v proxyView) buildEgressListeners(taken map[netip.AddrPort]bool) []*listenerv3.Listener {
 	var out []*listenerv3.Listener
 	for _, e := range v.egressListeners() {
