@@ -20,7 +20,7 @@ func (c *snapshotCheck) suggestName(written string, names []string) string {
 	return nearestHost(written, names)
 }
 
-// suggestHost returns the remedy for an unknown host: a similar host name, if there is one.
+// suggestHost returns the remedy for an unknown host. If another host name is similar, the remedy suggests this name.
 func (c *snapshotCheck) suggestHost(host, namespace string) string {
 	var names []string
 	for _, svc := range c.s.Registry.Services {

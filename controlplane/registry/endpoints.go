@@ -155,8 +155,8 @@ func unknownTargetPort(r *config.Resource, i int, port Port, lacking []string, a
 	return problemAt(r, fmt.Sprintf("spec.ports[%d].targetPort", i), port.TargetPortName, message, remedy)
 }
 
-// numberOn returns the port's number on a workload or listed endpoint with these named ports. ok is false if the target
-// port is a name that ports does not contain.
+// numberOn returns the port's number on a workload or on a listed endpoint. ports contains the port numbers of that
+// workload or endpoint by name. ok is false if the target port is a name that ports does not contain.
 //
 // As in Istio, an endpoint's number for the service port's name has precedence over targetPort. As in Kubernetes,
 // targetPort is used if the endpoint lists that number.

@@ -11,7 +11,8 @@ import (
 // snapshot shares the cache with the snapshots that are built from it. It is safe for concurrent use.
 //
 // A key must contain everything on which the resource depends: values, and pointers to immutable objects. An entry is
-// therefore never stale. When the limit is reached, unused entries are evicted.
+// therefore never stale. When the limit is reached, the least recently used entries are
+// evicted.
 type Cache struct {
 	mu      sync.Mutex
 	entries map[any]*list.Element

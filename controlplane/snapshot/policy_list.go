@@ -34,8 +34,8 @@ func (s *Snapshot) Inputs() Inputs {
 // Count returns the number of documents of a kind.
 func (s *Snapshot) Count(kind config.Kind) int { return len(s.resources[kind]) }
 
-// PortsWithoutEndpoints counts the service ports without endpoints. Services whose destination Envoy finds itself do
-// not count.
+// PortsWithoutEndpoints counts the service ports without endpoints. It ignores services with resolution Passthrough,
+// which never have endpoints.
 func (s *Snapshot) PortsWithoutEndpoints() int {
 	n := 0
 	for _, svc := range s.Registry.Services {

@@ -76,8 +76,7 @@ func (v proxyView) namedClusters(names []string) ([]*xds.Resource, error) {
 	return append(out, rest...), err
 }
 
-// namedNonServiceClusters returns the named clusters that do not belong to a service, in a fixed order that does not
-// depend on named.
+// namedNonServiceClusters returns those clusters in named that do not belong to a service. Their order is fixed.
 func (v proxyView) namedNonServiceClusters(named map[string]bool) ([]*xds.Resource, error) {
 	var out []*xds.Resource
 	taken := map[string]bool{}

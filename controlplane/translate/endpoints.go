@@ -15,8 +15,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// Endpoints returns the load assignments of the clusters with these names. It skips unknown names. Without names it
-// returns the assignments of all EDS clusters.
+// Endpoints returns the load assignments of the clusters whose names are in names. It skips unknown names. If names is
+// empty, it returns the assignments of all EDS clusters.
 func Endpoints(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	out, err := v.serviceAssignments(names)

@@ -86,7 +86,7 @@ func (v proxyView) describeNonServiceCluster(name string) envoyfilter.Cluster {
 	return c
 }
 
-// addedClusters returns the clusters that patches add. taken reports whether a cluster with this name already exists.
+// addedClusters returns the clusters that patches add. It omits clusters for whose name taken returns true.
 func (v proxyView) addedClusters(taken func(name string) bool) ([]*xds.Resource, error) {
 	var out []*xds.Resource
 	for _, c := range v.patches.AddedClusters(v.p.Type == Router, taken) {

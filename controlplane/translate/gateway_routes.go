@@ -45,8 +45,8 @@ func intersectHosts(a, b string) (string, bool) {
 	return "", false
 }
 
-// gatewayRoutes returns the route configuration with this name, which the servers share. If several VirtualServices are
-// for the same host, their rules are merged, oldest first.
+// gatewayRoutes returns the route configuration that is called name and that the servers share. If several
+// VirtualServices have the same host, their rules are merged, oldest first.
 func (v proxyView) gatewayRoutes(name string, servers []server) *routev3.RouteConfiguration {
 	out := &routev3.RouteConfiguration{
 		Name: name, ValidateClusters: boolean(false), IgnorePortInHostMatching: true, TypedPerFilterConfig: v.rbacSettings(),
@@ -92,8 +92,9 @@ func (v proxyView) gatewayRoutes(name string, servers []server) *routev3.RouteCo
 	return out
 }
 
-// bindRules adds the routes of the VirtualServices that are bound to a server. done prevents duplicate routes if
-// several servers of one Gateway share the port.
+// bindRules adds the routes of the VirtualServices that are bound to a server. host returns the virtual host for a
+// domain, to which the routes are added. done prevents duplicate routes if several servers of one Gateway share the
+// port.
 func (v proxyView) bindRules(s server, host func(string, server) *routev3.VirtualHost, done map[string]bool) {
 	gateway := s.gw.FullName()
 	r := v.routing(gateway, s.spec.GetPort().GetNumber())

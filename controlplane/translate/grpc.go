@@ -22,10 +22,10 @@ import (
 // follows the prefix. Istio's agents and pilotfish-agent set the prefix in the gRPC bootstrap.
 const grpcServerPrefix = "xds.istio.io/grpc/lds/inbound/"
 
-// Proxyless returns the named resources of one type for an application that uses xDS directly through a gRPC library.
-// The client subscribes to a listener for each "service:port" that it calls and for each address that it serves, then
-// to the resources that these reference. For unknown names, Proxyless returns empty resources, because gRPC libraries
-// wait up to 15 seconds for a missing resource.
+// Proxyless returns the resources of type typeURL whose names are in names, for an application that uses xDS directly
+// through a gRPC library. The client subscribes to a listener for each "service:port" that it calls and for each
+// address that it serves, then to the resources that these reference. For unknown names, Proxyless returns empty
+// resources, because gRPC libraries wait up to 15 seconds for a missing resource.
 func Proxyless(s *snapshot.Snapshot, p *Proxy, typeURL string, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	build := map[string]func(string) (*xds.Resource, error){

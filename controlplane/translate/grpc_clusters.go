@@ -25,7 +25,8 @@ type grpcClusterKey struct {
 // noEndpoints is the name of a load assignment without endpoints.
 const noEndpoints = "none"
 
-// findGRPCCluster finds the service cluster with this name. It returns false if there is none.
+// findGRPCCluster returns the cluster that is called name and belongs to a visible service. It returns false if there
+// is none.
 func (v proxyView) findGRPCCluster(name string) (serviceCluster, bool) {
 	host, subset, port, ok := parseOutbound(name)
 	svc := v.scope.Service(host)

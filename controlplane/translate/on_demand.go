@@ -44,8 +44,8 @@ func HeldClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resour
 	return append(out, rest...), err
 }
 
-// RequestedClusters returns the clusters with these names. For a service that does not exist, it returns a cluster
-// without endpoints. If the control plane reported the cluster as missing, each request to it would wait again.
+// RequestedClusters returns the clusters whose names are in names. For a service that does not exist, it returns a
+// cluster without endpoints. If the control plane reported the cluster as missing, each request to it would wait again.
 func RequestedClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	out, err := NamedClusters(s, p, names)
 	if err != nil {
@@ -72,7 +72,7 @@ func RequestedClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.R
 	return out, nil
 }
 
-// HasCluster reports whether there is a cluster with this name for a service that is visible to the proxy.
+// HasCluster reports whether a cluster that belongs to a visible service is called name.
 func HasCluster(s *snapshot.Snapshot, p *Proxy, name string) bool {
 	_, ok := findServiceCluster(s, p, name)
 	return ok

@@ -16,8 +16,8 @@ type Cause struct {
 	Named bool
 }
 
-// Causes returns the documents that affect the resources with these names for this proxy. It calls AffectedResources
-// for each document, so that the dependencies are defined only there.
+// Causes returns the documents that affect the resources in names for this proxy. It calls AffectedResources for each
+// document, so that the dependencies are defined only there.
 func Causes(s *snapshot.Snapshot, p *Proxy, typeURL string, names []string) []Cause {
 	var out []Cause
 	rejected := make(map[string]bool, len(names))

@@ -147,8 +147,8 @@ type assignmentsKey struct {
 	class proxyClass
 }
 
-// serviceAssignments returns the load assignments of the clusters with these names. Proxies with the same clusters pass
-// the same slice of names. For such a slice, the result is built once.
+// serviceAssignments returns the load assignments of the clusters whose names are in names. Proxies with the same
+// clusters pass the same slice of names. For such a slice, the result is built once.
 func (v proxyView) serviceAssignments(names []string) ([]*xds.Resource, error) {
 	if len(names) < minCachedNames {
 		return v.makeAssignments(names)

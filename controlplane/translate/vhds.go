@@ -45,7 +45,7 @@ func (v proxyView) allHosts(routes []string) ([]*xds.Resource, error) {
 	return out, nil
 }
 
-// NamedVirtualHosts returns the VHDS resources with these names. It skips unknown names.
+// NamedVirtualHosts returns the VHDS resources whose names are in names. It skips unknown names.
 func NamedVirtualHosts(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	if !p.UseVHDS {
 		return nil, nil
@@ -75,7 +75,8 @@ func NamedVirtualHosts(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.R
 	return out, nil
 }
 
-// virtualHostResources returns the named virtual hosts of a route configuration as resources, or all if names is nil.
+// virtualHostResources returns those virtual hosts of a route configuration whose names are in names, as resources. If
+// names is nil, it returns all.
 func (v proxyView) virtualHostResources(route string, names []string) ([]*xds.Resource, error) {
 	plan := v.p.interceptionMode().hostPlan(v, route)
 	if plan == nil {
@@ -137,7 +138,8 @@ func (v proxyView) plannedHostResources(route string, hosts []plannedHost) ([]*x
 	return out, nil
 }
 
-// gatewayHostResources returns the named virtual hosts of a router's route configuration, or all if names is nil.
+// gatewayHostResources returns those virtual hosts of a router's route configuration whose names are in names. If names
+// is nil, it returns all.
 func (v proxyView) gatewayHostResources(route string, names []string) ([]*xds.Resource, error) {
 	servers := v.serversOf(route)
 	if v.p.Type != Router || len(servers) == 0 {
