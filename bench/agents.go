@@ -389,7 +389,7 @@ func (k *emptyKubernetes) istiodRoots() ([]byte, error) {
 	var secret struct{ Data map[string]string }
 	text := k.get("/api/v1/namespaces/istio-system/secrets/istio-ca-secret")
 	if err := json.Unmarshal(text, &secret); err != nil {
-		return nil, fmt.Errorf("secret of istiod's CA: %w", err)
+		return nil, fmt.Errorf("reading the secret of istiod's CA: %w", err)
 	}
 	return base64.StdEncoding.DecodeString(secret.Data["ca-cert.pem"])
 }

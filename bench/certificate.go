@@ -67,7 +67,7 @@ func secretServer(ctx context.Context, config sds.Config) (client secretv3.Secre
 	return secretv3.NewSecretDiscoveryServiceClient(conn), func() { _ = conn.Close(); cancel(); <-ended }, nil
 }
 
-// subscribe opens a stream for a name, and reads its first response.
+// subscribe opens a stream for the secret called name, and reads the first response.
 func subscribe(ctx context.Context, client secretv3.SecretDiscoveryServiceClient, name string) (secretv3.SecretDiscoveryService_DeltaSecretsClient, error) {
 	stream, err := client.DeltaSecrets(ctx, grpc.WaitForReady(true))
 	if err != nil {

@@ -39,7 +39,7 @@ func writeCertificates(dir string, serviceAccounts ...string) error {
 	}
 	for i, name := range serviceAccounts {
 		if err := writeLeaf(dir, name, int64(i+2), root, key); err != nil {
-			return fmt.Errorf("certificate of %s: %w", name, err)
+			return fmt.Errorf("writing the certificate of %s: %w", name, err)
 		}
 	}
 	return nil

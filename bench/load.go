@@ -92,12 +92,12 @@ func sendRequests(ctx context.Context, address string, request []byte) (latencie
 		}
 		response, err := http.ReadResponse(reader, nil)
 		if err != nil {
-			return latencies, failed, fmt.Errorf("answer of %s: %w", address, err)
+			return latencies, failed, fmt.Errorf("reading the response of %s: %w", address, err)
 		}
 		_, err = io.Copy(io.Discard, response.Body)
 		response.Body.Close()
 		if err != nil {
-			return latencies, failed, fmt.Errorf("answer of %s: %w", address, err)
+			return latencies, failed, fmt.Errorf("reading the response of %s: %w", address, err)
 		}
 		latencies = append(latencies, time.Since(sent))
 		if response.StatusCode != http.StatusOK {

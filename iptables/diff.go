@@ -116,8 +116,8 @@ func (d *differ) chain(want, got Chain) {
 	}
 }
 
-// isOrderIrrelevant reports whether a rule of one address family has the same effect before and after these lines: all
-// rules in these lines that both chains have are for the other family.
+// isOrderIrrelevant reports whether a rule of one address family has the same effect before and after lines. It has if
+// all rules in lines that both chains have are for the other family.
 func isOrderIrrelevant(lines []line, family Families) bool {
 	return family != 0 && !slices.ContainsFunc(lines, func(l line) bool {
 		of := l.rule().Match.family()

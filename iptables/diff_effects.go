@@ -68,8 +68,8 @@ func (e effect) String() string {
 	return fmt.Sprintf("%s %s %s %s (for example %s)", e.way, families, e.kind, e.what, e.example)
 }
 
-// addEffect adds the effect, or only its address family to an equal effect. The first packet remains the example,
-// because the most common samples are first.
+// addEffect appends e to list. If list already contains the effect for other packets, addEffect only adds e's address
+// family to it. The first packet remains the example, because the most common samples are first.
 func addEffect(list []effect, e effect) []effect {
 	for i := range list {
 		if o := &list[i]; o.way == e.way && o.kind == e.kind && o.what == e.what {

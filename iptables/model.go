@@ -172,7 +172,7 @@ type Routing struct {
 	Table int    `json:"table,omitempty"`
 	// Priority is the priority of the policy rules. It is constant, so that a second Apply finds the existing rules.
 	Priority int `json:"priority,omitempty"`
-	// LoopbackAddresses are added to lo if they are missing. The address ::6 is that of Envoy's inbound passthrough for
+	// LoopbackAddresses are added to lo if they are missing. Envoy's inbound passthrough uses the address ::6 for
 	// IPv6.
 	LoopbackAddresses []netip.Prefix `json:"loopbackAddresses,omitempty"`
 }

@@ -17,9 +17,9 @@ func (c *CaptureFlags) Register(f *pflag.FlagSet) {
 	f.BoolVar(&c.Off, "no-capture", false, "use loopback addresses without redirection; applications must be configured to use their sidecars. This is the default for users other than root")
 }
 
-// Reexec runs this program again in a user namespace if a user other than root requests --capture. It waits for that
-// process and returns its exit status as a ReexecError. It returns nil if the command should continue in this process.
-// A command must call it before any other step.
+// Reexec runs this program again in a user namespace if --capture is set and this process is neither root nor able to
+// create network namespaces. It waits for that process and returns its exit status as a ReexecError. It returns nil if
+// the command should continue in this process. A command must call it before any other step.
 func (c CaptureFlags) Reexec() error {
 	if !c.On || c.Off || os.Geteuid() == 0 || canCreateNamespaces() {
 		return nil

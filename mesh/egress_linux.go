@@ -153,8 +153,8 @@ func rejectUDP(n *netns.Namespace, plan addressPlan) error {
 	})
 }
 
-// matchDestination returns expressions that match packets of a protocol to addresses in the prefix. If other is true,
-// they match packets to addresses of the same family outside of the prefix.
+// matchDestination returns expressions that match packets of protocol to addresses in prefix. If other is true, they
+// match packets to addresses of the same family outside of prefix.
 func matchDestination(protocol byte, prefix netip.Prefix, other bool) []expr.Any {
 	family, offset := byte(unix.NFPROTO_IPV4), uint32(16) // offset of the destination in the IP header
 	if prefix.Addr().Is6() {

@@ -71,5 +71,5 @@ func (p addressPlan) resolvConf(w *topology.Workload, search []string) string {
 	for _, domain := range search {
 		domains += " " + domain
 	}
-	return fmt.Sprintf("# of the mesh, for workload %s\nnameserver %s\nsearch %s\noptions ndots:5\n", w.Name, nameserver, domains)
+	return fmt.Sprintf("# written by pilotfish for workload %s\nnameserver %s\nsearch %s\noptions ndots:5\n", w.Name, nameserver, domains)
 }

@@ -20,8 +20,8 @@ type silence struct {
 }
 
 // toleratesSilence reports whether an unresponsive instance still counts as ready. On a busy machine, probes can time
-// out although requests are served. The mesh therefore removes an instance only if its workload has another responsive
-// instance, and most instances of the mesh respond.
+// out although requests are served. The mesh therefore removes an instance only after silenceTimeout. Another instance
+// of the workload and more than half of all instances must respond.
 func (r *instanceRunner) toleratesSilence(seen observation, now time.Time) bool {
 	r.mu.Lock()
 	if !r.ready || !seen.silent {
@@ -57,7 +57,8 @@ func (r *instanceRunner) logUnresponsive(duration time.Duration, reason string, 
 	}
 }
 
-// reasonToTolerate returns the reason for which an unresponsive instance must still count as ready, or "".
+// reasonToTolerate returns the reason for which the unresponsive instance r must still count as ready, or "" if it
+// must not.
 func (m *Mesh) reasonToTolerate(r *instanceRunner) string {
 	responsive, silent, all := 0, 0, 0
 	for _, other := range m.snapshotRunners() {

@@ -35,7 +35,7 @@ func redirectionArgs(w *topology.Workload) []string {
 	return args
 }
 
-// redirectionAnnotations maps Istio's annotations for the redirection of a pod to flags.
+// redirectionAnnotations maps Istio's annotations of a pod to flags of the agent's command `iptables`.
 var redirectionAnnotations = map[string]string{
 	"traffic.sidecar.istio.io/includeOutboundIPRanges": "--istio-service-cidr",
 	"traffic.sidecar.istio.io/excludeOutboundIPRanges": "--istio-service-exclude-cidr",

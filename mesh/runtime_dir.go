@@ -20,7 +20,7 @@ const (
 )
 
 // DefaultRuntimeDir returns the directory of running meshes: in the user's runtime directory (XDG_RUNTIME_DIR), or in
-// /tmp if that is not set. It is short, because it is part of socket paths.
+// /tmp if xdgRuntimeDir is not an absolute path. It is short, because it is part of socket paths.
 func DefaultRuntimeDir(xdgRuntimeDir string, uid int) string {
 	if filepath.IsAbs(xdgRuntimeDir) {
 		return filepath.Join(xdgRuntimeDir, "pilotfish")

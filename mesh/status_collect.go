@@ -198,7 +198,7 @@ func (t *rate) update(count float64, now time.Time) {
 	t.count, t.at = count, now
 }
 
-// sampleTraffic reads the request counters in the background, so that Status need not wait for them. It also logs
+// sampleTraffic reads the request counters in the background, so that Status does not wait for them. It also logs
 // rejected configuration.
 func (m *Mesh) sampleTraffic(ctx context.Context) {
 	ticker := time.NewTicker(trafficInterval)

@@ -227,7 +227,8 @@ func (s ProcessStatus) unsteadyFor(now time.Time) time.Duration {
 	return max(0, need-now.Sub(s.Started))
 }
 
-// notReadyReason returns the reason for which the process prevents its instance from being ready, or "".
+// notReadyReason returns the reason for which the process prevents its instance from being ready, or "" if it does
+// not.
 func (s ProcessStatus) notReadyReason(what string) string {
 	switch s.State {
 	case ProcessRunning:

@@ -86,8 +86,8 @@ func excludesOutbound(annotations map[string]string) bool {
 	return false
 }
 
-// forwardedPorts returns the ports of services that are visible in a namespace, from the cache or from list. known is
-// false while the control plane is stopped.
+// forwardedPorts returns the ports of the services that are visible in namespace, from the cache or from list. known
+// is false while the control plane is stopped.
 func (p *controlPlane) forwardedPorts(cache map[string][]controlplane.ForwardedPort, namespace string, list func(*controlplane.Server, string) ([]controlplane.ForwardedPort, bool)) (ports []controlplane.ForwardedPort, known bool) {
 	if ports, known = cache[namespace]; known {
 		return ports, true

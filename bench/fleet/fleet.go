@@ -49,8 +49,8 @@ type Report struct {
 	Refused   int64 // number of NACKs since the clients connected
 }
 
-// Fleet is a set of clients. It runs in a separate process, so that its costs do not affect those of the control plane.
-// The benchmark calls its exported methods over net/rpc.
+// Fleet is a set of clients. It runs in a separate process, so that its costs are not part of the control plane's
+// costs. The benchmark calls its exported methods over net/rpc.
 type Fleet struct {
 	decoder *decoder
 

@@ -215,7 +215,7 @@ func excludeProbePorts(o *iptables.Options, p *agentapi.Pod) {
 	}
 }
 
-// removePort removes a port from a list of ranges.
+// removePort returns list without port. It splits a range that contains port.
 func removePort(list []iptables.PortRange, port uint16) (rest []iptables.PortRange) {
 	for _, r := range list {
 		if port < r.First || port > r.Last {

@@ -30,7 +30,7 @@ type Event struct {
 	Pod  *agentapi.Pod
 }
 
-// Pods returns the pods of a node in all namespaces, and the resource version of the list.
+// Pods returns the pods on node in all namespaces, and the resource version of the list.
 func (c *Client) Pods(ctx context.Context, node string) (pods []agentapi.Pod, version string, err error) {
 	more := url.Values{"limit": {strconv.Itoa(pageOfPods)}}
 	for pages := 1; ; pages++ {
@@ -76,9 +76,9 @@ var errExpired = &StatusError{Code: http.StatusGone, Reason: "Expired"}
 // IsExpired reports whether err means that the watch cannot be resumed, so that the client must list again.
 func IsExpired(err error) bool { return hasCode(err, http.StatusGone) }
 
-// Watch calls each for every change of the node's pods since a resource version. It returns when the API server ends
-// the watch, which it should do after maxDuration, or on an error. It returns the resource version at which the next
-// watch resumes.
+// Watch calls each for every change of the node's pods since the resource version version. It returns on an error, or
+// when the API server ends the watch. The API server should do so after maxDuration. It returns the resource version
+// at which the next watch resumes.
 func (c *Client) Watch(ctx context.Context, node, version string, maxDuration time.Duration, each func(Event)) (string, error) {
 	// The API server should end the watch after maxDuration. The timeout is for a server that does not.
 	ctx, cancel := context.WithTimeout(ctx, maxDuration+requestTimeout)

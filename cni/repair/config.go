@@ -49,8 +49,8 @@ type Config struct {
 	API         API
 	Scan        func() (SandboxFinder, error) // reads the pods' processes
 	Redirection Redirection
-	// HistoryFile is the file that lists the repaired sandboxes across restarts of the agent; "" for none. It need not
-	// survive a reboot, because all sandboxes are created again then.
+	// HistoryFile is the file that lists the repaired sandboxes across restarts of the agent; "" for none. It may be
+	// lost at a reboot, because all sandboxes are then created again.
 	HistoryFile string
 	// Every is the interval between checks of all pods; 0 means 1 min. Pause is the minimum interval between checks of
 	// changed pods; 0 means 2 s.

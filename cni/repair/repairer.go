@@ -207,7 +207,7 @@ func uids(p *agentapi.Pod) []string {
 	return all
 }
 
-// hint returns the path of the pod's network namespace that the plugin reported, or "".
+// hint returns the path of the pod's network namespace that the plugin reported, or "" if it reported none.
 func (r *Repairer) hint(p *agentapi.Pod) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()

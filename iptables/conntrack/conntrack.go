@@ -28,7 +28,7 @@ func StaleAfter(before, after *iptables.RuleSet) Stale {
 	}
 }
 
-// chains returns the chains of a rule set that may be nil.
+// chains returns the chains of rules, or nil if rules is nil.
 func chains(rules *iptables.RuleSet) []iptables.Chain {
 	if rules == nil {
 		return nil

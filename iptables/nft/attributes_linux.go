@@ -96,7 +96,7 @@ func parse(b []byte) attributes {
 	return out
 }
 
-// get returns the first attribute of a kind, or nil.
+// get returns the first attribute of this kind, or nil if there is none.
 func (a attributes) get(kind uint16) []byte {
 	for _, x := range a {
 		if x.kind == kind {

@@ -113,7 +113,7 @@ func describedKey(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// dump lists all objects of a kind.
+// dump lists the objects that the request kind (NFT_MSG_GET…) selects.
 func (c *conn) dump(kind uint16, body []byte) ([]nlsocket.Reply, error) {
 	return c.request(message{kind: kind, flags: unix.NLM_F_DUMP, body: body})
 }

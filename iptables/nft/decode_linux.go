@@ -161,9 +161,9 @@ type decoder struct {
 
 var errWords = errors.New("the rule model cannot express it")
 
-// decodeAs decodes the expression into to. It returns false if the expression has another name or is malformed.
-func (e kernelExpr) decodeAs(name string, to expr.Any) bool {
-	return e.name == name && expr.Unmarshal(unix.NFPROTO_INET, e.data, to) == nil
+// decodeAs decodes the expression into target. It returns false if the expression has another name or is malformed.
+func (e kernelExpr) decodeAs(name string, target expr.Any) bool {
+	return e.name == name && expr.Unmarshal(unix.NFPROTO_INET, e.data, target) == nil
 }
 
 func (d *decoder) step(e kernelExpr) error {

@@ -154,7 +154,8 @@ func verdictWords(table iptables.Table, r *iptables.Rule) string {
 	return strings.ToLower(string(v.Action))
 }
 
-// tproxyFamily returns the keyword "ip" or "ip6", which nft requires for tproxy if the rule has conditions on addresses.
+// tproxyFamily returns the keyword "ip " or "ip6 ", which nft requires for tproxy if the rule has conditions on
+// addresses, and "" otherwise.
 func tproxyFamily(m *iptables.Match) string {
 	switch {
 	case len(m.Source) > 0:

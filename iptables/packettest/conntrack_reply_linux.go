@@ -82,7 +82,7 @@ func (s *session) repliedPorts() (ports []uint16) {
 	return ports
 }
 
-// replyFromOutside sends the reply of the far end to the datagram f of an attempt.
+// replyFromOutside sends the reply of the far end to f, the datagram of attempt a.
 func (s *session) replyFromOutside(a *attempt, f frame) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

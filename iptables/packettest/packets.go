@@ -77,7 +77,7 @@ type Arrival struct {
 	// From is the source address that the receiver saw.
 	From netip.AddrPort
 	// Transparent reports whether a TPROXY rule delivered the packet. The mark of the packet shows this. The receiving
-	// socket is then that of the proxy, which does not have the address At.
+	// socket is then the proxy's socket, which does not have the address At.
 	Transparent bool
 	// NotTracked reports whether conntrack failed to recognize the reply as a reply. A firewall might drop such a
 	// reply.

@@ -105,7 +105,8 @@ func (a *attempt) bind(fd int, source netip.Addr) (port uint16, err error) {
 	return port, nil
 }
 
-// setMark sets the packet's mark on the socket and allows any source address.
+// setMark sets the packet's mark on the socket, and allows any source address. It does nothing for a packet without a
+// mark.
 func (a *attempt) setMark(fd int) error {
 	if a.packet.Mark == 0 {
 		return nil

@@ -220,7 +220,7 @@ func (s *session) packetEnds(p Packet) (near, far netip.Addr) {
 	return s.Ends(familyOf(p.Destination.Addr()))
 }
 
-// checkInterface returns the reason why the packet cannot be sent through its interface, or nil.
+// checkInterface returns the reason why the packet cannot be sent through its interface, or nil if it can be sent.
 func (w *vethPair) checkInterface(p Packet) error {
 	by := w.testedInterfaces[p.Interface]
 	if by == nil {

@@ -73,7 +73,7 @@ func (s *sampler) eachInterface(f iptables.Families, n ruleReferences, yield fun
 	return true
 }
 
-// packetsThroughInterface returns packets to a port that leave or arrive through the named interface.
+// packetsThroughInterface returns packets to port that leave or arrive through the interface called name.
 func (s *sampler) packetsThroughInterface(name string, outside netip.Addr, port uint16) (all []iptables.Packet) {
 	for _, protocol := range []iptables.Protocol{iptables.TCP, iptables.UDP} {
 		out := s.outbound(protocol, outside, port)
@@ -85,7 +85,7 @@ func (s *sampler) packetsThroughInterface(name string, outside netip.Addr, port 
 	return throughInterface(name, all)
 }
 
-// packetsBehindInterface returns packets to an address that arrive through the named interface.
+// packetsBehindInterface returns packets with the destination to that arrive through the interface called name.
 func (s *sampler) packetsBehindInterface(name string, to netip.Addr) []iptables.Packet {
 	connection, question := s.inbound(familyOf(to), iptables.TCP, s.port), s.inbound(familyOf(to), iptables.UDP, 53)
 	connection.To, question.To = netip.AddrPortFrom(to, s.port), netip.AddrPortFrom(to, 53)

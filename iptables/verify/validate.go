@@ -50,7 +50,7 @@ func (r *Report) Captured() error {
 func (r *Report) proveBySockets(ctx context.Context, cfg Config) error {
 	sockets, err := packettest.OpenSockets(cfg.harness(), capturePorts(cfg.Want))
 	if err != nil {
-		return fmt.Errorf("send packets: %w", err)
+		return fmt.Errorf("sending the test packets: %w", err)
 	}
 	at, err := harnessEndpoints(sockets)
 	if err != nil {

@@ -107,7 +107,7 @@ func (r *Report) sendPackets(ctx context.Context, cfg Config) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("send packets: %w", err)
+		return fmt.Errorf("sending the test packets: %w", err)
 	}
 	err = r.sendPacketsIn(ctx, cfg, harness)
 	return errors.Join(err, harness.Close())
@@ -194,7 +194,7 @@ func send(ctx context.Context, want *iptables.RuleSet, harness packetSender, all
 	}
 	arrivals, err := harness.Send(ctx, sent)
 	if err != nil {
-		return nil, fmt.Errorf("send packets: %w", err)
+		return nil, fmt.Errorf("sending the test packets: %w", err)
 	}
 	proofs := make([]Proof, len(all))
 	for i, s := range all {

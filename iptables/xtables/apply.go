@@ -172,7 +172,7 @@ func (b *Backend) applyFamily(ctx context.Context, before tableView, p plan, und
 	return errors.Join(refused...)
 }
 
-// changes lists the changes for a family: first those of the chosen tool, then removals by other tools.
+// changes lists the changes for family: first the changes by the chosen tool, then removals by other tools.
 func (b *Backend) changes(before tableView, family iptables.Families, chosen *tool, texts []tableText) []change {
 	var first, rest []change
 	for _, t := range b.tools {
@@ -197,7 +197,7 @@ func (b *Backend) changes(before tableView, family iptables.Families, chosen *to
 	return append(first, rest...)
 }
 
-// wantedState returns the wanted state of our part of a table of the chosen tool. made reports whether the table does
+// wantedState returns our part of table as the chosen tool t should install it. made reports whether the table does
 // not exist yet and must be created.
 func wantedState(texts []tableText, table iptables.Table, was *saved, t tool) (to ownRules, made bool) {
 	for i := range texts {

@@ -39,8 +39,8 @@ type chainText struct {
 	rules []string // rules without "-A chain"
 }
 
-// Text returns the rule set for a family in iptables-restore syntax, as Apply installs it in a namespace that has no
-// rules. If the rule set does not apply to the family, it returns "".
+// Text returns the rules for family in iptables-restore syntax, as Apply installs it in a namespace that has no rules.
+// If the rule set does not apply to the family, it returns "".
 func Text(rules *iptables.RuleSet, family iptables.Families) (string, error) {
 	texts, err := render(rules, family)
 	if err != nil {

@@ -176,7 +176,7 @@ func (t *Topology) InstanceNames() []string {
 	return names
 }
 
-// ProtocolOf returns the protocol of a port of the workload.
+// ProtocolOf returns the protocol of the workload's port, or "" if the workload does not have this port.
 func (w *Workload) ProtocolOf(port uint16) string {
 	for _, p := range w.Ports {
 		if p.Port == port {

@@ -22,7 +22,7 @@ type Answer struct {
 	Stars   string         `json:"stars,omitempty"` // colour of the stars; empty if this version shows none
 	Ratings map[string]int `json:"ratings,omitempty"`
 
-	// Method and Headers are those of the request. Only /echo sets them.
+	// Method and Headers are copied from the request. Only /echo sets them.
 	Method  string              `json:"method,omitempty"`
 	Headers map[string][]string `json:"headers,omitempty"`
 	// Counters maps the names of counters to their values. Only /counters sets it.

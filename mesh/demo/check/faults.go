@@ -90,7 +90,7 @@ func retryHidesFault(ctx context.Context, t *Target) (string, error) {
 	return evidence, nil
 }
 
-// counter returns a counter of a workload's application. The query bypasses the sidecars.
+// counter returns the counter called name of the workload's application. The query bypasses the sidecars.
 func (t *Target) counter(ctx context.Context, workload, name string) (int64, error) {
 	i, err := t.instance(ctx, workload)
 	if err != nil {
