@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// SortByAge returns a copy of the documents in order of precedence. In Istio, the oldest document takes precedence.
+// SortByAge returns a copy of resources in order of precedence, as in Istio: the oldest document first.
 func SortByAge(resources []*Resource) []*Resource {
 	out := slices.Clone(resources)
 	// Documents in files all have the same age, so they are usually sorted already.
@@ -21,8 +21,8 @@ func CompareAge(a, b *Resource) int {
 	return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Namespace, b.Namespace))
 }
 
-// ExplainPrecedence returns the reason why the first of two documents takes precedence over the second, as the end of a
-// sentence about the first.
+// ExplainPrecedence returns the reason why first takes precedence over second. The text completes a sentence whose
+// subject is first, as in "is older".
 func ExplainPrecedence(first, second *Resource) string {
 	if first.Created.Before(second.Created) {
 		return "is older"

@@ -15,7 +15,7 @@ const (
 
 // CheckCEL checks that all supported Envoy versions accept an expression of the Common Expression Language (CEL). The
 // expression must be well-formed, and call only functions that all these versions have. CheckCEL does not check the
-// names of attributes: at run time, an unknown attribute has no value.
+// names of attributes, because Envoy accepts unknown ones: they have no value.
 func CheckCEL(expression string) error {
 	if len(expression) > maxCEL {
 		return fmt.Errorf("the expression has %d characters; at most %d are allowed", len(expression), maxCEL)
@@ -50,7 +50,7 @@ func (p *celParser) next() celToken {
 	return t
 }
 
-// accept consumes the next token if it is one of the operators.
+// accept consumes the next token and returns true if the token is one of operators.
 func (p *celParser) accept(operators ...string) bool {
 	if t := p.peek(); t.kind == celOperator && slices.Contains(operators, t.text) {
 		p.next()
@@ -184,7 +184,7 @@ func (p *celParser) list(end string, item func() error) error {
 	}
 }
 
-// call parses the arguments of a call and checks that the function exists.
+// call parses the arguments of a call. It checks that the function or method called name exists and accepts them.
 func (p *celParser) call(method bool, name string) error {
 	if err := p.expect("("); err != nil {
 		return err
@@ -202,8 +202,8 @@ func (p *celParser) call(method bool, name string) error {
 	return checkCELCall(method, name, arguments)
 }
 
-// celFunctions maps the functions that all supported Envoy versions have to their numbers of arguments. Names with a
-// dot are methods of a value. Envoy has neither string() nor the list macros (all, exists, map, filter).
+// celFunctions maps each function that all supported Envoy versions have to the numbers of arguments that it accepts.
+// Names with a dot are methods of a value. Envoy has neither string() nor the list macros (all, exists, map, filter).
 var celFunctions = map[string][]int{
 	"size": {1}, "int": {1}, "uint": {1}, "double": {1}, "bytes": {1}, "type": {1}, "duration": {1},
 	"timestamp": {1}, "matches": {2}, "has": {1}, "dyn": {1},
@@ -261,7 +261,8 @@ var celRoots = []string{
 	"listener_metadata", "route_name", "route_metadata", "upstream_host_metadata", "xds",
 }
 
-// unknownCELRoot returns the first name in an expression that is not an attribute, or "".
+// unknownCELRoot returns the first name in expression that is not an attribute of Envoy. It returns "" if all names are
+// attributes, or if expression is invalid.
 func unknownCELRoot(expression string) string {
 	tokens, err := celTokens(expression)
 	if err != nil {

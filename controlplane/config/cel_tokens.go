@@ -37,7 +37,7 @@ var celReserved = map[string]bool{
 	"import": true, "let": true, "loop": true, "package": true, "namespace": true, "return": true, "var": true, "void": true, "while": true,
 }
 
-// celTokens splits an expression into tokens. The last token is the end.
+// celTokens splits an expression into tokens. The last token has the kind celEnd.
 func celTokens(text string) ([]celToken, error) {
 	var out []celToken
 	for {
@@ -90,7 +90,8 @@ func isWordByte(b byte) bool {
 	return b == '_' || b >= '0' && b <= '9' || b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z'
 }
 
-// celString reads a string literal of one line. size is 0 if text does not begin with one.
+// celString reads the string literal at the beginning of text. The literal must end on its line. size is 0 if text does
+// not begin with a string literal.
 func celString(text string) (token celToken, size int, err error) {
 	start := text
 	raw := false
@@ -127,7 +128,7 @@ func celString(text string) (token celToken, size int, err error) {
 	return token, 0, errors.New("a string is not closed")
 }
 
-// celEscapes holds the supported escapes. Numeric escapes are not supported.
+// celEscapes maps the letter of each supported escape sequence to its character. Numeric escapes are not supported.
 var celEscapes = map[byte]byte{
 	'\\': '\\', '"': '"', '\'': '\'', '`': '`', '?': '?', 'n': '\n', 't': '\t', 'r': '\r', 'a': '\a', 'b': '\b', 'f': '\f', 'v': '\v',
 }

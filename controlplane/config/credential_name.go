@@ -2,20 +2,20 @@ package config
 
 import "strings"
 
-// Schemes of credentialName. Names without a scheme are those of Secrets, too.
+// Schemes of a credentialName. A name without a scheme refers to a Secret, as with secretScheme.
 const (
 	externalScheme = "sds://"
 	secretScheme   = "kubernetes://"
 )
 
-// ExternalCredential returns the name of a certificate that an SDS server of the user provides. ok is false for other
-// values of credentialName.
+// ExternalCredential returns the name under which the user's SDS server provides the certificate. ok is false if
+// credentialName refers to a Secret.
 func ExternalCredential(credentialName string) (name string, ok bool) {
 	return strings.CutPrefix(credentialName, externalScheme)
 }
 
-// SecretName returns the name of the Secret for a credentialName. If no SDS server provides an external credential, its
-// certificate is in the Secret of this name, as in Istio.
+// SecretName returns the name of the Secret to which credentialName refers. It accepts external names too: as in Istio,
+// if no SDS server provides the certificate, a Secret of the same name does.
 func SecretName(credentialName string) string {
 	if name, ok := ExternalCredential(credentialName); ok {
 		return name

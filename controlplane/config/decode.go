@@ -16,8 +16,8 @@ import (
 // readSpec strictly decodes the spec of an Istio kind into the API's own type. Each error is reported at its position,
 // and fields without effect produce a warning.
 //
-// It walks the YAML nodes by the message's descriptor. protojson is not suitable, because it stops at the first error
-// and reports no line numbers. A test compares the results of both decoders.
+// It walks the YAML nodes by the message's descriptor. It does not use protojson, because protojson stops at the first
+// error and reports no line numbers. A test compares the results of both decoders.
 func (d *document) readSpec(n *yaml.Node, info kindInfo) proto.Message {
 	m := info.message.New()
 	if n == nil || isNull(n) {
@@ -33,7 +33,7 @@ func (d *document) readSpec(n *yaml.Node, info kindInfo) proto.Message {
 	return m.Interface()
 }
 
-// hasSpecField reports whether the spec of the document's kind has a field of that name.
+// hasSpecField reports whether the spec of the document's kind has a field called name.
 func (d *document) hasSpecField(name string) bool {
 	info, ok := kinds[d.key.Kind]
 	if !ok || info.message == nil {
@@ -85,7 +85,8 @@ func (w *specDecoder) message(n *yaml.Node, m protoreflect.Message, path string)
 	return true
 }
 
-// warnIgnored adds a warning for a field that has no effect in this version.
+// warnIgnored adds a warning if the field has no effect in this version. If ignoring the field would be unsafe, it
+// refuses the document instead.
 func (w *specDecoder) warnIgnored(fd protoreflect.FieldDescriptor, key *yaml.Node, at string) {
 	note, ok := ignoredFields[fd.FullName()]
 	switch message := "has no effect in this version" + note.reason; {
@@ -97,8 +98,8 @@ func (w *specDecoder) warnIgnored(fd protoreflect.FieldDescriptor, key *yaml.Nod
 	}
 }
 
-// checkExclusive refuses the second of two fields that exclude each other, and a field that is set under both of its
-// names.
+// checkExclusive refuses fd and returns false if fd is already set, also under its other name, or if a field is set
+// that excludes fd.
 func (w *specDecoder) checkExclusive(m protoreflect.Message, fd protoreflect.FieldDescriptor, key *yaml.Node, at string) bool {
 	if m.Has(fd) {
 		message := "set twice"
@@ -119,8 +120,8 @@ func (w *specDecoder) checkExclusive(m protoreflect.Message, fd protoreflect.Fie
 	return true
 }
 
-// suggestField returns a remedy for an unknown field: the place where a field of this name is valid, or a field with a
-// similar name.
+// suggestField returns a remedy for the unknown field name: the enclosing message or submessage that has a field of
+// this name, or a field with a similar name.
 func (w *specDecoder) suggestField(name string) string {
 	here := w.parents[len(w.parents)-1].message
 	for i := len(w.parents) - 2; i >= 0; i-- {
@@ -229,7 +230,7 @@ func (w *specDecoder) mapKey(n *yaml.Node, fd protoreflect.FieldDescriptor, path
 	return protoreflect.ValueOfUint32(uint32(number)).MapKey(), true
 }
 
-// messageValue decodes a message, or a well-known type that is written as a scalar.
+// messageValue decodes n into m. A message may be a well-known type that YAML writes as a scalar (Duration, BoolValue).
 func (w *specDecoder) messageValue(n *yaml.Node, m protoreflect.Message, path string) bool {
 	switch name := m.Descriptor().FullName(); name {
 	case "google.protobuf.Duration":

@@ -37,13 +37,13 @@ func (d *document) refuseAt(at Position, field, value, message, remedy string) {
 	d.refuseAs(InvalidValue, at, field, value, message, remedy)
 }
 
-// refuseAs is refuseAt for a problem with its own code.
+// refuseAs is like refuseAt, but sets the problem's code instead of InvalidValue.
 func (d *document) refuseAs(code Code, at Position, field, value, message, remedy string) {
 	d.refused = true
 	d.reportAs(code, Error, at, field, value, message, remedy)
 }
 
-// report records a problem. sortedProblems sets its Key after the document was read.
+// report records a problem. It does not set the problem's Key: sortedProblems does so after the document was read.
 func (d *document) report(s Severity, at Position, field, value, message, remedy string) {
 	d.reportAs(usualCode(s), s, at, field, value, message, remedy)
 }
@@ -54,8 +54,8 @@ func (d *document) reportAs(code Code, s Severity, at Position, field, value, me
 	})
 }
 
-// sortedProblems returns the problems in the order of the text, with the key of the resource as far as it could be
-// read.
+// sortedProblems returns the problems in the order of the text. It sets their Key, as far as the document's key could
+// be read, and drops those after the first maxProblems.
 func (d *document) sortedProblems() []Problem {
 	for i := range d.problems {
 		d.problems[i].Key = d.key
@@ -75,12 +75,12 @@ func (d *document) sortedProblems() []Problem {
 // maxProblems limits the reported problems of one document. An invalid file may have one per line.
 const maxProblems = 100
 
-// fieldPosition returns the position of a field, or of its nearest known parent, or of the document.
+// fieldPosition returns the position of the field at path, of its nearest known parent, or of the document.
 func (d *document) fieldPosition(path string) Position {
 	return (&Resource{Origin: d.origin, Positions: d.positions}).PositionOf(path)
 }
 
-// followAlias returns the node that an alias refers to, or n.
+// followAlias returns the node to which the alias n refers, or n if it is not an alias.
 func followAlias(n *yaml.Node) *yaml.Node {
 	for n.Kind == yaml.AliasNode && n.Alias != nil {
 		n = n.Alias
@@ -96,8 +96,8 @@ type nodeSize struct {
 	height int
 }
 
-// sizeChecker walks the nodes of a document once, regardless of aliases. It finds what makes a document unreadable
-// (aliases that contain themselves or multiply, duplicate keys), and expands merge keys ("<<").
+// sizeChecker visits each node of a document once, even if several aliases refer to it. It refuses documents with
+// aliases that contain themselves or multiply, and with duplicate keys. It expands merge keys ("<<").
 type sizeChecker struct {
 	d       *document
 	sizes   map[*yaml.Node]nodeSize // nodes with an anchor
@@ -141,7 +141,7 @@ func (m *sizeChecker) visit(n *yaml.Node, depth int) nodeSize {
 	e := nodeSize{values: 1}
 	for _, child := range n.Content {
 		c := m.visit(child, depth+1)
-		// The limit prevents an overflow of the sum when aliases multiply.
+		// The limit prevents an integer overflow when nested aliases multiply the number of values.
 		e.values = min(e.values+c.values, 1<<40)
 		e.height = max(e.height, c.height+1)
 	}

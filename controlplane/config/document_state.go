@@ -10,7 +10,7 @@ const (
 	InForce DocumentState = "in force"  // the current text is in force
 	Stale   DocumentState = "stale"     // the current text is refused, and the last accepted version is in force
 	Refused DocumentState = "refused"   // no version is in force
-	Denied  DocumentState = "denied"    // no version of the policy was accepted: what it selects is denied
+	Denied  DocumentState = "denied"    // no version of the policy was accepted: its workloads' traffic is denied
 	Inert   DocumentState = "no effect" // the kind has no effect here
 )
 
@@ -19,6 +19,6 @@ type Document struct {
 	Key   Key           `json:"resource"`
 	At    Position      `json:"at"`
 	State DocumentState `json:"state"`
-	// Since is when the version in force was first read; zero if none is.
+	// Since is when the version in force was first read; zero if no version is in force.
 	Since time.Time `json:"since,omitzero"`
 }

@@ -10,10 +10,9 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// Encode returns a resource as a JSON document that a Parser reads as the same resource.
+// Encode formats r as a JSON document. A Parser that reads the document returns an equal resource.
 //
-// It is the reverse of readSpec. protojson is not suitable, because it quotes 64-bit numbers, which a Parser reads as
-// text.
+// It does not use protojson, because protojson quotes 64-bit numbers, and a Parser refuses numbers in quotes.
 func Encode(r *Resource) ([]byte, error) {
 	metadata := map[string]any{"name": r.Name, "namespace": r.Namespace}
 	if len(r.Labels) > 0 {

@@ -11,17 +11,17 @@ import (
 type ignoredField struct {
 	reason string
 	remedy string
-	// unsafe fields are refused, because the author relies on their protection.
+	// unsafe: the field restricts access, so a document that sets it is refused.
 	unsafe bool
-	// started fields have an effect if the control plane starts the proxies.
+	// started: the field has an effect if the control plane starts the proxies itself.
 	started bool
 }
 
 const noSubstitute = "remove it, or keep it for a mesh that supports it"
 
-// ignoredFields are the fields of Istio's API that are read and have no effect in this version. A document with one is
-// in force, with a warning for the field. Fields whose effect depends on their value or on other documents are reported
-// by the code that applies them.
+// ignoredFields are the fields of Istio's API that are read and have no effect in this version. A document that sets
+// one is in force, with a warning for the field, unless the field is unsafe. Fields whose effect depends on their value
+// or on other documents are reported by the code that applies them.
 var ignoredFields = map[protoreflect.FullName]ignoredField{
 	"istio.networking.v1alpha3.HTTPFaultInjection.Delay.exponential_delay": {remedy: "use fixedDelay"},
 
@@ -45,7 +45,7 @@ var ignoredFields = map[protoreflect.FullName]ignoredField{
 	"istio.networking.v1beta1.ProxyConfig.concurrency":           {reason: ": agents read it when they start, before they reach a control plane", remedy: "set it in the agent's ProxyConfig (the annotation proxy.istio.io/config, or PROXY_CONFIG)", started: true},
 }
 
-// findIgnoredFields returns warnings for the set fields of a message and its submessages that have no effect.
+// findIgnoredFields returns a warning for each field without effect that m or one of its submessages sets.
 func findIgnoredFields(m protoreflect.Message, path string) []Problem {
 	var out []Problem
 	fields := m.Descriptor().Fields()

@@ -8,7 +8,7 @@ import (
 	"github.com/go-jose/go-jose/v4"
 )
 
-// readKeySet returns the usable keys of a JWK set. Keys of unknown types are skipped.
+// readKeySet returns the usable public keys of the JWK set data. It skips keys that cannot be parsed or used.
 func readKeySet(data []byte) ([]jose.JSONWebKey, error) {
 	var set struct {
 		Keys []json.RawMessage `json:"keys"`
@@ -32,7 +32,7 @@ func readKeySet(data []byte) ([]jose.JSONWebKey, error) {
 	return out, nil
 }
 
-// jsonError returns an error without the input text, which JSON errors may quote.
+// jsonError replaces a JSON error, which may quote the input, by an error without the input.
 func jsonError(err error) error {
 	var syntax *json.SyntaxError
 	if errors.As(err, &syntax) {

@@ -39,7 +39,7 @@ func (k Kind) APIVersions() []string {
 	return list
 }
 
-// NewSpec returns an empty spec of a kind of Istio's API groups, and nil for other kinds.
+// NewSpec returns an empty spec of the kind. It returns nil if the kind is not in Istio's API groups.
 func (k Kind) NewSpec() protoreflect.ProtoMessage {
 	if kinds[k].message == nil {
 		return nil
@@ -104,7 +104,7 @@ var inertKinds = []string{
 	"ReplicationController", "LimitRange", "ResourceQuota", "PodTemplate", "Node", "Event", "Binding", "ComponentStatus",
 }
 
-// unsupportedKinds lists kinds that have an effect in other meshes, but that this control plane does not support.
+// unsupportedKinds lists, by API group, kinds that have an effect in other meshes, but not with this control plane.
 var unsupportedKinds = map[string][]string{
 	extensionsGroup:    {"TrafficExtension"},
 	"install.istio.io": {"IstioOperator"},
@@ -118,18 +118,19 @@ var unsupportedKinds = map[string][]string{
 // topologyGroup is the API group of this project's topology files. Such a file may be in the configuration directory.
 const topologyGroup = "pilotfish"
 
-// isInert reports whether the parser skips a kind of the core group or a topology file of this project.
+// isInert reports whether the parser skips documents of the kind: group and kind are those of an inert kind of the core
+// group, or of a topology file of this project.
 func isInert(group, kind string) bool {
 	return group == "" && slices.Contains(inertKinds, kind) || kind == "Mesh" && strings.Contains(group, topologyGroup)
 }
 
 func isUnsupported(group, kind string) bool { return slices.Contains(unsupportedKinds[group], kind) }
 
-// isMeshGroup reports whether an unknown kind of the API group is an error: in Kubernetes' core group and in Istio's
-// groups, it is probably a typing mistake.
+// isMeshGroup reports whether an unknown kind of the API group is an error. This is so in Kubernetes' core group and in
+// Istio's groups, where the kind is probably misspelt.
 func isMeshGroup(group string) bool { return group == "" || strings.HasSuffix(group, ".istio.io") }
 
-// isMisspelledGroup reports whether the API group resembles one of Istio's.
+// isMisspelledGroup reports whether the API group resembles one of Istio's groups.
 func isMisspelledGroup(group string) bool {
 	groups := []string{networkingGroup, securityGroup, telemetryGroup, extensionsGroup}
 	return suggest.ClosestWithin(group, groups, 3) != ""

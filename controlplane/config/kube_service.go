@@ -76,7 +76,8 @@ func (d *document) checkOneOf(n *yaml.Node, path string, allowed []string) strin
 	return text
 }
 
-// readClusterIPs reads the addresses. If clusterIP is not set, the first of clusterIPs is used, as in Kubernetes.
+// readClusterIPs reads clusterIPs into spec. If clusterIP is not set, it becomes the first of clusterIPs, as in
+// Kubernetes.
 func (d *document) readClusterIPs(n *yaml.Node, path string, spec *ServiceSpec) {
 	if !d.isList(n, path) {
 		return

@@ -9,8 +9,8 @@ import (
 // maxLogFormat limits the size of one format text, in bytes.
 const maxLogFormat = 16384
 
-// CheckLogFormat checks a text with access log commands (%REQ(:METHOD)%). All supported Envoys must know the commands,
-// because Envoy refuses the whole resource otherwise.
+// CheckLogFormat checks that all supported Envoy versions know the access log commands in format (%REQ(:METHOD)%).
+// Envoy refuses the whole resource if it does not know a command.
 func CheckLogFormat(format string) error {
 	if len(format) > maxLogFormat {
 		return fmt.Errorf("it has %d characters; at most %d are allowed", len(format), maxLogFormat)
@@ -81,7 +81,7 @@ func checkHeaderArgument(text string) error {
 	return nil
 }
 
-// The rules for a command's arguments in parentheses. someArguments and the following values require arguments.
+// The rules for a command's arguments in parentheses. A command requires arguments from someArguments on.
 const (
 	noArguments = iota
 	optionalArguments

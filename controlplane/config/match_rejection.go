@@ -17,9 +17,9 @@ const (
 	maxFragments = 10
 )
 
-// FieldQuotedIn returns the field of the document whose value the text contains, and the matching text. A quoted part of a value
-// suffices, because Envoy shortens scripts in its messages. Of several fields it returns the one with the longest match.
-// field is "" if there is none.
+// FieldQuotedIn returns the field of the document whose value occurs in text, an error message of Envoy, and the
+// matching part of the value. A part in quotes suffices, because Envoy shortens scripts in its messages. If several
+// fields match, FieldQuotedIn returns the one with the longest match. field is "" if no field matches.
 func (r *Resource) FieldQuotedIn(text string) (field, value string) {
 	spec, ok := r.Spec.(proto.Message)
 	if !ok {
@@ -30,7 +30,8 @@ func (r *Resource) FieldQuotedIn(text string) (field, value string) {
 	return search.field, search.value
 }
 
-// quotedFragments returns the texts in double quotes, without an ellipsis at the end.
+// quotedFragments returns the first maxFragments parts of text in double quotes that have at least minFragmentLength
+// bytes, without an ellipsis at the end.
 func quotedFragments(text string) (fragments []string) {
 	for _, rest, found := strings.Cut(text, `"`); found && len(fragments) < maxFragments; _, rest, found = strings.Cut(rest, `"`) {
 		var quoted string
@@ -50,7 +51,8 @@ type quoteSearch struct {
 	field, value string
 }
 
-// findMatch returns the value if the text contains it, or else the longest fragment in the value; "" without a match.
+// findMatch returns value if the text contains it, and otherwise the longest fragment that value contains. It returns
+// "" if nothing matches.
 func (m *quoteSearch) findMatch(value string) (match string) {
 	if len(value) < minQuotedLength {
 		return ""
@@ -66,7 +68,7 @@ func (m *quoteSearch) findMatch(value string) (match string) {
 	return match
 }
 
-// fieldPath is the path of a value. It is formatted only for quoted values.
+// fieldPath is the path of a value, as a linked list. It is formatted only for values that match.
 type fieldPath struct {
 	parent *fieldPath
 	name   string // field name, or key in a map
@@ -125,8 +127,8 @@ func (m *quoteSearch) searchValue(fd protoreflect.FieldDescriptor, v protoreflec
 	}
 }
 
-// matchValue compares one value. Of equal values the first field path in alphabetical order wins, because the visiting
-// order is random.
+// matchValue records path if value is a longer match than the previous ones. Among equally long matches, the first path
+// in alphabetical order is recorded, because maps are visited in random order.
 func (m *quoteSearch) matchValue(path *fieldPath, value string) {
 	match := m.findMatch(value)
 	if match == "" || len(match) < len(m.value) {

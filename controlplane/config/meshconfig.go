@@ -40,7 +40,7 @@ func meshProblem(file string, text []byte, message, remedy string) Problem {
 	return p
 }
 
-// fieldInMessage matches the field path at the beginning of a message.
+// fieldInMessage matches the field path at the beginning of an error message.
 var fieldInMessage = regexp.MustCompile(`^[a-zA-Z]\w*(\.\w+|\[\d+\])*`)
 
 func fieldLine(text []byte, path string) int {
@@ -51,8 +51,8 @@ func fieldLine(text []byte, path string) int {
 	return FindLine(root.Content[0], path)
 }
 
-// FindLine returns the line of a field, with a path like a.b[0].c, or of its nearest existing parent. It returns 0 if
-// neither exists.
+// FindLine returns the line of the field at path (a.b[0].c), or of its nearest existing parent. It returns 0 if neither
+// exists.
 func FindLine(node *yaml.Node, path string) int {
 	line := 0
 	for step := range strings.FieldsFuncSeq(path, func(r rune) bool { return r == '.' || r == '[' || r == ']' }) {
@@ -65,7 +65,8 @@ func FindLine(node *yaml.Node, path string) int {
 	return line
 }
 
-// lookupChild returns the value of a mapping's field or a list's item, and the node where it begins.
+// lookupChild returns the field or list item of n that step names, and the node whose position is reported for it: the
+// field's name or the item. It returns nil if n has no such child.
 func lookupChild(n *yaml.Node, step string) (at, value *yaml.Node) {
 	if n.Kind == yaml.SequenceNode {
 		if i, err := strconv.Atoi(step); err == nil && i >= 0 && i < len(n.Content) {

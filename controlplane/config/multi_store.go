@@ -6,11 +6,11 @@ import (
 	"sync"
 )
 
-// MultiStore combines several stores. If two stores have a resource with the same name, the resource of the first store
-// is in force.
+// MultiStore combines several stores. If two stores have a resource with the same key, the resource of the earlier
+// store is in force and hides the other one.
 type MultiStore struct{ stores []Store }
 
-// NewMultiStore returns a store that combines the stores, the first with the highest precedence.
+// NewMultiStore returns a store that combines stores. The first one has the highest precedence.
 func NewMultiStore(stores ...Store) *MultiStore { return &MultiStore{stores: slices.Clone(stores)} }
 
 // List implements Store.
@@ -19,7 +19,7 @@ func (j *MultiStore) List(kind Kind) []*Resource {
 	return all
 }
 
-// merge returns the resources of a kind that are in force, and the hidden ones.
+// merge returns the resources of the kind that are in force, and the hidden resources.
 func (j *MultiStore) merge(kind Kind) (inForce []*Resource, hidden []hiddenResource) {
 	for _, store := range j.stores {
 		inForce, hidden = mergeSorted(inForce, store.List(kind), hidden)
@@ -27,7 +27,8 @@ func (j *MultiStore) merge(kind Kind) (inForce []*Resource, hidden []hiddenResou
 	return inForce, hidden
 }
 
-// mergeSorted merges two sorted lists. Resources of first have precedence.
+// mergeSorted merges two sorted lists. If both have a resource with the same key, it drops the resource of others and
+// appends it to hidden.
 func mergeSorted(first, others []*Resource, hidden []hiddenResource) ([]*Resource, []hiddenResource) {
 	if len(first) == 0 {
 		return others, hidden
@@ -61,7 +62,7 @@ func (j *MultiStore) Get(key Key) *Resource {
 	return nil
 }
 
-// Subscribe implements Store. It reports changes of hidden resources too.
+// Subscribe implements Store. It also notifies of changes of hidden resources.
 func (j *MultiStore) Subscribe(notify func(changed []Key)) (cancel func()) {
 	var mu sync.Mutex
 	var cancels []func()
@@ -79,7 +80,7 @@ func (j *MultiStore) Subscribe(notify func(changed []Key)) (cancel func()) {
 	}
 }
 
-// Problems returns a problem for each resource that is hidden by another store's resource of the same name.
+// Problems returns an error for each hidden resource, which has the same key as a resource of an earlier store.
 func (j *MultiStore) Problems() []Problem {
 	var problems []Problem
 	for _, kind := range Kinds() {

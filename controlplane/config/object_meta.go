@@ -10,7 +10,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// objectHeader is the part that all documents have.
+// objectHeader contains the fields that documents of all kinds have.
 type objectHeader struct {
 	root       *yaml.Node
 	apiVersion string
@@ -29,7 +29,8 @@ type metadata struct {
 	created     time.Time
 }
 
-// readHeader reads the fields that identify a document, as far as possible, so that later problems have a key.
+// readHeader reads the fields that identify the document, as far as they are valid. It runs first, so that all later
+// problems have a key.
 func (d *document) readHeader(root *yaml.Node, defaultNamespace string) objectHeader {
 	d.origin = d.nodePosition(root)
 	h := objectHeader{root: root}
@@ -80,7 +81,7 @@ func scalarField(mapping *yaml.Node, name string) string {
 	return ""
 }
 
-// read returns the document's resource, or nil if it is refused or without effect.
+// read returns the document's resource, or nil if the document is refused or has no effect.
 func (d *document) read(h objectHeader, check func(*Resource) []Problem) *Resource {
 	info, ok := d.lookupKind(h)
 	if !ok {
@@ -118,7 +119,7 @@ func (d *document) read(h objectHeader, check func(*Resource) []Problem) *Resour
 	return r
 }
 
-// runCheck calls check and records its problems. It reports whether the document is valid.
+// runCheck calls check, unless it is nil, and records the problems. It reports whether the document is still accepted.
 func (d *document) runCheck(check func(*Resource) []Problem, r *Resource) bool {
 	if check == nil {
 		return true
@@ -130,10 +131,11 @@ func (d *document) runCheck(check func(*Resource) []Problem, r *Resource) bool {
 	return !d.refused
 }
 
-// noRemedyNeeded is the remedy of a problem that needs none.
+// noRemedyNeeded is the remedy text of a problem that the author may ignore.
 const noRemedyNeeded = "nothing: it is fine to keep it"
 
-// lookupKind returns the document's kind. ok is false if the rest of the document is not read.
+// lookupKind returns the document's kind. ok is false if the kind is unknown, unsupported or without effect; the rest
+// of the document is then not read.
 func (d *document) lookupKind(h objectHeader) (info kindInfo, ok bool) {
 	switch {
 	case h.root.Kind != yaml.MappingNode:
@@ -228,7 +230,7 @@ func (d *document) readMetadata(h *objectHeader) {
 		case "annotations":
 			h.meta.annotations = d.readTextMap(value, path)
 		case "creationTimestamp":
-			// An exported document retains its age, so that conflicts are resolved as in its cluster.
+			// A document exported from a cluster retains its age, so that conflicts are resolved as in that cluster.
 			h.meta.created, _ = time.Parse(time.RFC3339, value.Value)
 		}
 	})

@@ -8,8 +8,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Limits of one file. They are far above practical sizes. They prevent an invalid file from using much more memory than
-// its size.
+// Limits of one file. They are far above practical sizes. They limit the memory that parsing an invalid file needs.
 const (
 	MaxFileSize   = 16 << 20 // bytes
 	maxDocuments  = 20_000   // per file
@@ -28,7 +27,7 @@ type Parser struct {
 	Check func(*Resource) []Problem
 	// StartsProxies is set if the control plane starts the proxies itself. ProxyConfigs then apply when proxies start.
 	StartsProxies bool
-	// OnInvalidPolicy selects the effect of a policy of which no version was ever accepted.
+	// OnInvalidPolicy selects the effect of a refused policy of which no version was ever accepted.
 	OnInvalidPolicy OnInvalidPolicy
 }
 
@@ -37,7 +36,7 @@ func Parse(file string, data []byte) ([]*Resource, []Problem) { return Parser{}.
 
 // Parse parses the documents of one file, YAML or JSON. It returns the valid resources and the problems of all
 // documents. An invalid document (a Problem of severity Error) does not affect the other documents. If two documents
-// have the same name, the first is returned. file is used only in the positions of problems.
+// have the same key, the first is returned, and the second is an error. file is used only in the positions of problems.
 func (p Parser) Parse(file string, data []byte) ([]*Resource, []Problem) {
 	f := p.ParseFile(file, data)
 	var resources []*Resource
@@ -52,19 +51,19 @@ func (p Parser) Parse(file string, data []byte) ([]*Resource, []Problem) {
 	return resources, f.Problems
 }
 
-// IsDenied reports whether all traffic to the workloads of a refused policy is denied until a version of the policy is
-// accepted.
+// IsDenied reports whether all traffic to the workloads of policy is denied until a version of policy is accepted.
 func (p Parser) IsDenied(policy *RefusedPolicy) bool {
 	return policy.Denial != nil && p.OnInvalidPolicy != IgnoreInvalid
 }
 
 // ParsedFile is the result of parsing a file.
 type ParsedFile struct {
-	// Documents holds the documents whose kind or name could be read, in the order of the text. A duplicate of an
-	// earlier resource is only in Problems.
+	// Documents contains the documents whose kind or name could be read, in the order of the text. It omits duplicates
+	// of earlier resources, which Problems reports.
 	Documents []ParsedDocument
-	Problems  []Problem // of all documents, without those of RefusedPolicy.NewProblem
-	// Incomplete is set if the file contains a document that could be the new version of any resource.
+	Problems  []Problem // of all documents, without the results of RefusedPolicy.NewProblem
+	// Incomplete is set if the file contains a document that cannot be identified. It could be the new version of any
+	// resource, so no resource of the file may be considered removed.
 	Incomplete bool
 	// Unreadable is set if a part of the text could not be parsed.
 	Unreadable bool
@@ -81,8 +80,8 @@ type ParsedDocument struct {
 	UnknownKind bool // the kind is unknown, so the author may have meant any kind
 }
 
-// ParseFile parses the documents of one file, YAML or JSON. file is used only in positions. Unlike Parse, it returns the
-// refused documents too.
+// ParseFile parses the documents of one file, YAML or JSON. file is used only in positions. Unlike Parse, ParseFile
+// also returns the refused documents.
 func (p Parser) ParseFile(file string, data []byte) *ParsedFile {
 	if p.DefaultNamespace == "" {
 		p.DefaultNamespace = "default"
@@ -156,7 +155,8 @@ func (f *fileParser) readChunk(c chunk) {
 	}
 }
 
-// readDocument reads one document, or each document of a List.
+// readDocument reads one document, or each document of a List. offset is the number of lines before the parsed text,
+// and nested is the number of enclosing Lists.
 func (f *fileParser) readDocument(root *yaml.Node, offset, nested int) {
 	d := &document{file: f.file, offset: offset, positions: map[string]Position{}, startsProxies: f.StartsProxies}
 	if f.count++; f.count > maxDocuments {
@@ -190,7 +190,8 @@ func (f *fileParser) readDocument(root *yaml.Node, offset, nested int) {
 	f.addDocument(d, r)
 }
 
-// recordHosts records the hosts of a refused document in its problems, so that rules for these hosts can be explained.
+// recordHosts records the hosts of a refused document in its problems. A finding about an unknown host can then name
+// this document as the cause.
 func (d *document) recordHosts(spec *yaml.Node) {
 	var hosts []string
 	switch d.key.Kind {
@@ -208,7 +209,7 @@ func (d *document) recordHosts(spec *yaml.Node) {
 	}
 }
 
-// addRefusedPolicy records a refused policy.
+// addRefusedPolicy records the document if it is a refused policy.
 func (f *fileParser) addRefusedPolicy(d *document, root *yaml.Node) {
 	if !d.refused {
 		return
@@ -218,7 +219,8 @@ func (f *fileParser) addRefusedPolicy(d *document, root *yaml.Node) {
 	}
 }
 
-// addDocument records the result of a document. r is nil if it is refused.
+// addDocument records the result of a document and its problems. r is nil if the document is refused or has no effect.
+// A duplicate of an earlier document is refused here.
 func (f *fileParser) addDocument(d *document, r *Resource) {
 	if d.key.Name != "" && !d.inert && !d.invalidName && !d.unknownKind {
 		if first, taken := f.seen[d.key]; taken {

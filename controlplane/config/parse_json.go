@@ -12,8 +12,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// readJSON parses one or more JSON documents into YAML nodes. It exists because the YAML parser does not support all
-// JSON escapes. ok is false if the text is not JSON. It may then be YAML in flow style.
+// readJSON parses one or more JSON documents into YAML nodes. The YAML parser cannot read them, because it does not
+// support all JSON escapes. readJSON returns false if data is not JSON: it may then be YAML in flow style.
 func readJSON(data []byte) ([]*yaml.Node, bool) {
 	trimmed := bytes.TrimLeft(data, " \t\r\n")
 	if len(trimmed) == 0 || (trimmed[0] != '{' && trimmed[0] != '[') || !jsonStream(data) {

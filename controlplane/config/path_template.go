@@ -14,7 +14,7 @@ var templateText = regexp.MustCompile(`^[a-zA-Z0-9\-._~%!$&'()+,;:@=]+$`)
 const maxTemplate = 256
 
 // EnvoyPathTemplate converts a path template of an AuthorizationPolicy to Envoy's form: "/a/{*}/{**}" becomes
-// "/a/*/**". It fails if the template does not match Envoy's grammar, because Envoy would crash.
+// "/a/*/**". It fails if p does not match Envoy's grammar, because an invalid template would crash Envoy.
 func EnvoyPathTemplate(p string) (string, error) {
 	rest, ok := strings.CutPrefix(p, "/")
 	if !ok {

@@ -57,7 +57,7 @@ const (
 	WeightsNot100       Code = "PF0210"
 	GatewayHostMissing  Code = "PF0211"
 	PortProtocols       Code = "PF0212"
-	// PolicyNeverAccepted reports a refused policy of which no version was accepted before.
+	// PolicyNeverAccepted reports a refused policy of which no version was ever accepted.
 	PolicyNeverAccepted Code = "PF0213"
 	// GatewayAccountUnknown reports a Gateway's Secret that no proxy receives.
 	GatewayAccountUnknown Code = "PF0214"
@@ -99,7 +99,7 @@ type CodeInfo struct {
 // Codes returns all codes in order.
 func Codes() []CodeInfo { return slices.Clone(codes) }
 
-// ExplainCode returns the description of a code. It ignores case.
+// ExplainCode returns the description of code, in upper or lower case. It returns false if the code is unknown.
 func ExplainCode(code string) (CodeInfo, bool) {
 	i := slices.IndexFunc(codes, func(c CodeInfo) bool { return strings.EqualFold(string(c.Code), code) })
 	if i < 0 {
@@ -173,7 +173,7 @@ var codes = []CodeInfo{
 // be suppressed, because the document is not in force.
 const suppressAnnotation = "pilotfish.dev/suppress"
 
-// Suppresses reports whether the annotations of a document accept a finding.
+// Suppresses reports whether annotations, which belong to a document, suppress the finding p about it.
 func Suppresses(annotations map[string]string, p Problem) bool {
 	if p.Severity == Error || len(annotations) == 0 {
 		return false
@@ -186,7 +186,8 @@ func Suppresses(annotations map[string]string, p Problem) bool {
 	return false
 }
 
-// Unsuppressed returns the problems that their documents do not suppress. It modifies problems.
+// Unsuppressed returns the problems that the annotations of their documents do not suppress. It modifies the slice
+// problems.
 func Unsuppressed(problems []Problem, store Store) []Problem {
 	return slices.DeleteFunc(problems, func(p Problem) bool {
 		r := store.Get(p.Key)
@@ -194,7 +195,7 @@ func Unsuppressed(problems []Problem, store Store) []Problem {
 	})
 }
 
-// usualCode returns the code of a problem that has no specific code.
+// usualCode returns the code for a problem of the severity that has no specific code.
 func usualCode(s Severity) Code {
 	if s == Error {
 		return InvalidValue

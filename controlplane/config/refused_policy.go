@@ -17,14 +17,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
-// OnInvalidPolicy selects the effect of a policy of which no version was ever accepted. The zero value is DenyInvalid.
-// It implements a flag value.
+// OnInvalidPolicy selects the effect of a refused policy of which no version was ever accepted. The zero value means
+// DenyInvalid. *OnInvalidPolicy implements pflag.Value.
 type OnInvalidPolicy string
 
 const (
-	// DenyInvalid denies what the policy selects until a version of it is accepted.
+	// DenyInvalid denies all traffic to the workloads that the policy selects, until a version of the policy is
+	// accepted.
 	DenyInvalid OnInvalidPolicy = "deny"
-	// IgnoreInvalid leaves the workloads as they are without the policy.
+	// IgnoreInvalid ignores the policy, which then protects nothing.
 	IgnoreInvalid OnInvalidPolicy = "ignore"
 )
 
@@ -44,20 +45,22 @@ func (o *OnInvalidPolicy) Set(text string) error {
 // Type returns the placeholder of the flag's value in the help text.
 func (o *OnInvalidPolicy) Type() string { return string(DenyInvalid + "|" + IgnoreInvalid) }
 
-// DryRunAnnotation marks an AuthorizationPolicy that is counted and logged, but not enforced, if its value is "true".
+// DryRunAnnotation, with the value "true", marks an AuthorizationPolicy whose matches Envoy counts and logs, but does
+// not enforce.
 const DryRunAnnotation = "istio.io/dry-run"
 
 // RefusedPolicy is an AuthorizationPolicy or a PeerAuthentication with an error.
 type RefusedPolicy struct {
 	problem Problem // the first error of the document
-	// Denial denies what the policy selects. It is nil if that cannot be read, or if the policy selects nothing here;
-	// undeniable is the reason then.
+	// Denial is a policy that denies all traffic to the selected workloads. It is nil if the selection cannot be read,
+	// or if the policy selects nothing here; undeniable is then the reason.
 	Denial     *Resource
 	undeniable string
-	Key        Key // of the document, with a generated name if its own is not valid
+	Key        Key // of the document, with a generated name if the document's name is invalid
 }
 
-// readRefusedPolicy returns what can be read of a refused document if it is a policy that would protect workloads.
+// readRefusedPolicy reads which workloads a refused document would protect. It returns nil if the document is not a
+// policy, or is a policy that denies nothing.
 func (d *document) readRefusedPolicy(root *yaml.Node, defaultNamespace string) *RefusedPolicy {
 	at := slices.IndexFunc(d.problems, func(p Problem) bool { return p.Severity == Error })
 	if at < 0 || root.Kind != yaml.MappingNode {
@@ -108,7 +111,7 @@ func scalarOf(mapping *yaml.Node, name string) string {
 	return scalarField(mapping, name)
 }
 
-// mappingField returns the value of a field, or nil.
+// mappingField returns the value of the field called name, or nil if mapping is not a mapping or has no such field.
 func mappingField(mapping *yaml.Node, name string) *yaml.Node {
 	if mapping == nil || mapping.Kind != yaml.MappingNode {
 		return nil
@@ -124,8 +127,8 @@ func mappingField(mapping *yaml.Node, name string) *yaml.Node {
 // policyReader reads the parts of a refused policy that identify its workloads.
 type policyReader struct{ document }
 
-// misplacedField returns the reason if the policy may be meant for another namespace or other workloads than those that
-// were read: a field that specifies them is misspelt or in the wrong place. Otherwise it returns "".
+// misplacedField reports that the policy may be meant for other workloads than it selects as read, because a field for
+// the namespace or the selector is misspelt or misplaced. It returns the reason, or "" if there is no such field.
 func (r *policyReader) misplacedField(h objectHeader) string {
 	namespace := mappingField(h.metadata, "namespace")
 	switch {
@@ -164,7 +167,7 @@ func keysOf(mapping *yaml.Node) []string {
 	return names
 }
 
-// selects reports whether a field of the policy's spec decides which workloads it is for.
+// selects reports whether the spec's field called name selects workloads.
 func (r *policyReader) selects(name string) bool {
 	field := fieldNamed(kinds[r.key.Kind].message.Descriptor(), name)
 	return field != nil && contains([]string{"selector", "targetRef", "targetRefs"}, field.JSONName())
@@ -177,7 +180,7 @@ func mayMeanSelector(name string) bool {
 		slices.ContainsFunc([]string{"select", "target", "label", "match", "workload"}, func(part string) bool { return strings.Contains(name, part) })
 }
 
-// readTargets reads the fields of a spec that decide which workloads the policy is for.
+// readTargets reads only those fields of spec that select workloads.
 func (r *policyReader) readTargets(spec *yaml.Node) proto.Message {
 	m := kinds[r.key.Kind].message.New()
 	if spec == nil || isNull(spec) {
@@ -207,8 +210,8 @@ func (r *policyReader) readTargets(spec *yaml.Node) proto.Message {
 	return m.Interface()
 }
 
-// describeUnsupportedTargets returns why a policy selects nothing: none of its targets is a Gateway. It returns "" for
-// other policies.
+// describeUnsupportedTargets returns the reason why an AuthorizationPolicy selects nothing: it has targets, but none of
+// them is a Gateway. It returns "" for other policies.
 func describeUnsupportedTargets(spec proto.Message) string {
 	policy, ok := spec.(*security.AuthorizationPolicy)
 	if !ok {
@@ -221,13 +224,13 @@ func describeUnsupportedTargets(spec proto.Message) string {
 	return fmt.Sprintf("its target is a %s, but this mesh has no waypoints: only a Gateway of gateway.networking.k8s.io can be a target", refs[0].GetKind())
 }
 
-// TargetingSpec is implemented by the specs of policies for workloads.
+// TargetingSpec is a spec whose target references select workloads.
 type TargetingSpec interface {
 	GetTargetRef() *typev1beta1.PolicyTargetReference
 	GetTargetRefs() []*typev1beta1.PolicyTargetReference
 }
 
-// PolicyTargets returns the targets of a policy for workloads.
+// PolicyTargets returns the target references of p: targetRefs, followed by targetRef if it is set.
 func PolicyTargets(p TargetingSpec) []*typev1beta1.PolicyTargetReference {
 	refs := p.GetTargetRefs()
 	if ref := p.GetTargetRef(); ref != nil {
@@ -242,7 +245,8 @@ func TargetsGateway(ref *typev1beta1.PolicyTargetReference) bool {
 	return ref.GetKind() == "Gateway" && ref.GetGroup() == "gateway.networking.k8s.io" && ref.GetName() != ""
 }
 
-// denyAll completes a spec that contains only the targets, so that it denies all traffic to them.
+// denyAll changes spec, which only selects workloads, into a policy that denies all requests to them. A
+// PeerAuthentication then denies plaintext connections.
 func denyAll(spec proto.Message) proto.Message {
 	switch p := spec.(type) {
 	case *security.PeerAuthentication:
@@ -253,8 +257,8 @@ func denyAll(spec proto.Message) proto.Message {
 	return spec
 }
 
-// NewProblem returns the finding for a policy of which no version was accepted. inForce reports whether the policy's
-// Denial is in force.
+// NewProblem returns the finding for a policy of which no version was accepted. inForce is true if the policy's Denial
+// is in force.
 func (p *RefusedPolicy) NewProblem(on OnInvalidPolicy, inForce bool) Problem {
 	out := p.problem
 	out.Code, out.Value = PolicyNeverAccepted, ""
@@ -276,7 +280,7 @@ func (p *RefusedPolicy) NewProblem(on OnInvalidPolicy, inForce bool) Problem {
 	return out
 }
 
-// describeDenial describes what the denial does.
+// describeDenial describes the effect of the Denial, as a clause of a message.
 func (p *RefusedPolicy) describeDenial() string {
 	switch spec := p.Denial.Spec.(type) {
 	case *security.PeerAuthentication:

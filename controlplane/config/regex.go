@@ -9,9 +9,9 @@ import (
 	"unicode"
 )
 
-// checkRegex checks an expression for all supported Envoys. The syntax is RE2, as in Go. Older Envoys match characters,
-// as Go does. Newer ones match bytes: each byte of the expression is a character, and characters above 0xff do not
-// exist.
+// checkRegex checks that all supported Envoy versions accept expr. The syntax is RE2, as in Go. Older versions match
+// characters, as Go does. Newer versions match bytes: each byte of expr is a character, and characters above 0xff do
+// not exist.
 func checkRegex(expr string) error {
 	byLetter, err := syntax.Parse(expr, syntax.Perl)
 	if err != nil {
@@ -55,9 +55,8 @@ func checkEscapes(expr string) error {
 // maxProgram is the maximum program size in the bootstrap of an agent's Envoy: re2.max_program_size.error_level.
 const maxProgram = 32768
 
-// programSize returns an upper estimate of Envoy's program size. It counts one instruction for each instruction of Go's
-// program and for each character range. It counts eight more for each range beyond ASCII, which compiles to byte
-// sequences.
+// programSize returns an upper estimate of the size of Envoy's compiled program. It adds the instructions of Go's
+// program, the character ranges, and eight more for each range beyond ASCII, which RE2 compiles to byte sequences.
 func programSize(parsed *syntax.Regexp) int {
 	program, err := syntax.Compile(parsed.Simplify())
 	if err != nil {

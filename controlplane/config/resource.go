@@ -1,6 +1,6 @@
-// Package config contains the documents that describe a mesh: Istio's resources and Kubernetes Services, as users write
-// them in files. It parses and validates them, holds them in stores, and notifies subscribers of changes. Package dirstore
-// reads the files. Package config does not depend on Envoy.
+// Package config contains the documents that describe a mesh: Istio's resources, and Kubernetes Services and Secrets,
+// as users write them in files. It parses and validates them, holds them in stores, and notifies subscribers of
+// changes. Package dirstore reads the files. Package config does not depend on Envoy.
 package config
 
 import (
@@ -74,16 +74,16 @@ func ComparePositions(a, b Position) int {
 	return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 }
 
-// Resource is one document. A resource in a store is immutable; a change puts a new resource.
+// Resource is one document. A resource in a store is immutable: to change it, put a new resource.
 type Resource struct {
 	Key
 	APIVersion  string
 	Labels      map[string]string
 	Annotations map[string]string
 	// Created is the creation time. If resources conflict, for example VirtualServices of one host, the oldest takes
-	// precedence. Ties are broken by namespace and name. Documents exported from a cluster have a creation time. Other
-	// documents in files have none and precede them. A program that puts a resource into a MemoryStore without one sets
-	// it to the current time.
+	// precedence. Ties are broken as CompareAge specifies. Documents exported from a cluster have a creation time.
+	// Other documents in files have none and precede them. MemoryStore sets the creation time of a resource that has
+	// none.
 	Created time.Time
 	// Origin is the position of the document; empty if it is not from a file.
 	Origin Position
@@ -93,11 +93,11 @@ type Resource struct {
 	// Positions maps a field path of the document ("spec.http[0].route[0].destination.host") to its position in the
 	// file, for problems that are found later (an unknown host). Nil if the document is not from a file.
 	Positions map[string]Position
-	// Denial marks a policy that replaces a refused document and denies what that document selects.
+	// Denial marks a generated policy that replaces a refused policy and denies all traffic to its workloads.
 	Denial bool
 }
 
-// PositionOf returns the position of a field, or of its nearest known parent, or of the document.
+// PositionOf returns the position of the field at path, of its nearest known parent, or of the document.
 func (r *Resource) PositionOf(path string) Position {
 	for p := path; p != ""; p = parentPath(p) {
 		if at, ok := r.Positions[p]; ok {
@@ -181,15 +181,16 @@ type Problem struct {
 	Message string `json:"message"`
 	// Remedy describes how to fix the problem.
 	Remedy string `json:"remedy,omitempty"`
-	// Missing is the object whose absence the problem reports, or the zero value.
+	// Missing is the object whose absence the problem reports. It is the zero value for other problems.
 	Missing MissingObject `json:"-"`
-	// Hosts are the hosts, separated by spaces, for which a refused ServiceEntry or DestinationRule is.
+	// Hosts are the hosts of a refused ServiceEntry or DestinationRule, separated by spaces.
 	Hosts string `json:"-"`
 }
 
-// MissingObject identifies an object to which a document refers. Its fields may be empty if any value fits.
+// MissingObject identifies an object to which a document refers and that does not exist. An empty field means any
+// value.
 type MissingObject struct {
-	Kind            Kind // empty for a service, which may be of several kinds
+	Kind            Kind // empty for a service: a Service or a ServiceEntry can define it
 	Namespace, Name string
 	Host            string // the full name of a host
 	Effect          string // what the absence causes
@@ -223,7 +224,8 @@ type Store interface {
 	List(kind Kind) []*Resource
 	// Get returns one resource, or nil.
 	Get(key Key) *Resource
-	// Subscribe calls notify after each change with the keys that were added, changed or removed, in the order of the
-	// changes and never concurrently. notify must not block. The returned function ends the subscription.
+	// Subscribe calls notify after each change with the keys of the resources that were added, changed or removed. The
+	// calls have the order of the changes and are never concurrent. notify must not block. The returned function ends
+	// the subscription.
 	Subscribe(notify func(changed []Key)) (cancel func())
 }

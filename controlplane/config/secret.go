@@ -28,14 +28,15 @@ type SecretSpec struct {
 	Authorities, Revoked []byte
 	// Registries are the credentials for container registries, in Docker's JSON format.
 	Registries []byte
-	// Accounts are the service accounts whose proxies may receive the Secret; nil: all of the namespace.
+	// Accounts are the service accounts whose proxies may receive the Secret. nil means all service accounts of the
+	// namespace.
 	Accounts []string
 }
 
 // AccountsAnnotation lists the service accounts whose proxies may receive a Secret, separated by commas.
 const AccountsAnnotation = "pilotfish.dev/service-accounts"
 
-// IsAllowedFor reports whether proxies of a service account may receive the Secret.
+// IsAllowedFor reports whether proxies of the service account account may receive the Secret.
 func (s *SecretSpec) IsAllowedFor(account string) bool {
 	return s.Accounts == nil || slices.Contains(s.Accounts, account)
 }
@@ -73,7 +74,8 @@ func (s *SecretSpec) Equal(o *SecretSpec) bool {
 
 var secretFields = []string{"apiVersion", "kind", "metadata", "data", "stringData", "type", "immutable"}
 
-// Keys of a Secret's data: first those of type kubernetes.io/tls, then Istio's alternatives.
+// Keys of a Secret's data. The first name of each list is the key in Kubernetes' TLS Secrets, the second is Istio's
+// alternative.
 var (
 	certificateNames = []string{"tls.crt", "cert"}
 	keyNames         = []string{"tls.key", "key"}
@@ -81,8 +83,8 @@ var (
 	revokedNames     = []string{"ca.crl", "crl"}
 )
 
-// readSecret returns the content of a Secret, or nil if it contains nothing that proxies use. Its problems do not
-// reveal the content.
+// readSecret returns the content of a Secret, or nil if the Secret contains nothing that proxies use. The problems that
+// it records do not reveal the content.
 func (d *document) readSecret(root *yaml.Node) *SecretSpec {
 	content := map[string][]byte{}
 	for i := 0; i+1 < len(root.Content); i += 2 {
@@ -147,7 +149,8 @@ func firstValue(content map[string][]byte, names []string) []byte {
 	return nil
 }
 
-// partField returns the field path of one of a Secret's parts.
+// partField returns the field path of the first of names that the Secret has. places are the positions of its fields.
+// It returns "data" if the Secret has none of names.
 func partField(places map[string]Position, names []string) string {
 	for _, path := range []string{"stringData", "data"} { // stringData has precedence
 		for _, name := range names {
@@ -162,13 +165,14 @@ func partField(places map[string]Position, names []string) string {
 // CertificateField returns the field path of a Secret's certificate.
 func CertificateField(r *Resource) string { return partField(r.Positions, certificateNames) }
 
-// refusePart refuses a Secret because of one of its parts.
+// refusePart refuses the Secret because of the value under one of names.
 func (d *document) refusePart(names []string, message, remedy string) {
 	field := partField(d.positions, names)
 	d.refuseAt(d.fieldPosition(field), field, "", message, remedy)
 }
 
-// checkSecret checks that the content is usable. It does not report the errors of parsers, because they may quote it.
+// checkSecret checks that proxies can use the content. It does not report the text of parser errors, because they may
+// quote the content.
 func (d *document) checkSecret(spec *SecretSpec) {
 	switch {
 	case len(spec.Certificate) > 0 && len(spec.Key) == 0:
@@ -209,7 +213,8 @@ func checkPair(spec *SecretSpec) error {
 	return checkStrength(spec)
 }
 
-// checkCertificates fails if a certificate of the chain cannot be parsed, because Envoy would refuse the whole chain.
+// checkCertificates fails if any certificate of chain cannot be parsed, because Envoy would then refuse the whole
+// chain.
 func checkCertificates(chain []byte) error {
 	blocks, err := pemtext.Blocks(chain)
 	if err != nil {
@@ -228,7 +233,7 @@ func checkCertificates(chain []byte) error {
 	return nil
 }
 
-// checkStrength fails for keys that Envoy refuses.
+// checkStrength fails if the private key is shorter than Envoy accepts.
 func checkStrength(spec *SecretSpec) error {
 	pair, err := tls.X509KeyPair(spec.Certificate, spec.Key)
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// registriesName is the key in a Secret of type kubernetes.io/dockerconfigjson.
+// registriesName is the key of the registry credentials in a Secret of type kubernetes.io/dockerconfigjson.
 const registriesName = ".dockerconfigjson"
 
 // checkRegistries checks that agents can parse the registry credentials. The error does not quote them.
@@ -22,7 +22,7 @@ func checkRegistries(content []byte) error {
 	}
 	for _, registry := range file.Auths {
 		if registry.Auth == "" {
-			continue // user and password are separate fields, or there is a token
+			continue // the file has username and password, or a token, in other fields
 		}
 		text, err := base64.StdEncoding.DecodeString(registry.Auth)
 		if err != nil {

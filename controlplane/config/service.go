@@ -9,7 +9,7 @@ type ServiceSpec struct {
 	// Type is the type of the Service: ClusterIP if the document does not specify one.
 	Type      string
 	ClusterIP string // "None" for a headless service, empty if not set
-	// ClusterIPs lists the addresses of a Service that has several: one of each IP family.
+	// ClusterIPs lists the addresses of a Service, at most one of each IP family.
 	ClusterIPs   []string
 	ExternalName string
 	Selector     map[string]string

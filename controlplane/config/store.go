@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// resourceTable holds the resources in force and the subscribers. MemoryStore and NewFileStore use it.
+// resourceTable implements Store. It contains the resources in force and the subscribers.
 type resourceTable struct {
 	now func() time.Time
 
-	// writing is held during a change and its notifications, so that notifications are ordered and not concurrent.
+	// writing is locked during a change and its notifications, so that notifications are ordered and not concurrent.
 	writing sync.Mutex
 
 	mu     sync.RWMutex
@@ -23,7 +23,7 @@ type resourceTable struct {
 }
 
 // NewFileStore returns an empty store for the documents of files, and the function that changes it. apply puts and
-// deletes resources in one change, notifies the subscribers and returns the keys that differ.
+// deletes resources in one change, notifies the subscribers and returns the keys of the resources that changed.
 //
 // If a document specifies no creation time, its resource has none. The time at which a file was first seen is not used,
 // because two control planes with the same files may have started at different times and must decide equally.
@@ -116,7 +116,8 @@ func (t *resourceTable) Subscribe(notify func(changed []Key)) (cancel func()) {
 	}
 }
 
-// apply puts and deletes resources in one change and notifies the subscribers. It returns the keys that differ.
+// apply puts and deletes resources in one change and notifies the subscribers. It returns the keys of the resources
+// that changed.
 func (t *resourceTable) apply(put []*Resource, del []Key) []Key {
 	t.writing.Lock()
 	defer t.writing.Unlock()
@@ -145,7 +146,7 @@ func (t *resourceTable) listSubscribers() []func([]Key) {
 func (t *resourceTable) replace(put []*Resource, del []Key) []Key {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now := t.now() // one time for the whole change, so that no resource of it is older than another
+	now := t.now() // all resources of the change have the same creation time
 	var changed []Key
 	for _, key := range del {
 		if _, ok := t.kinds[key.Kind][key]; ok {
@@ -162,8 +163,8 @@ func (t *resourceTable) replace(put []*Resource, del []Key) []Key {
 	return changed
 }
 
-// put stores one resource and reports whether it differs. If only the position of a document changed, the new position
-// is stored without a notification.
+// put stores r and reports whether it differs from the stored resource. A new position alone is no difference: it is
+// stored, but subscribers are not notified.
 func (t *resourceTable) put(r *Resource, now time.Time) bool {
 	old := t.kinds[r.Kind][r.Key]
 	if r.Created.IsZero() {
@@ -184,9 +185,9 @@ func creationTime(old *Resource, now time.Time) time.Time {
 	return now
 }
 
-// WithCreated returns a copy with the creation time at.
-func (r *Resource) WithCreated(at time.Time) *Resource {
+// WithCreated returns a copy of r with the creation time created.
+func (r *Resource) WithCreated(created time.Time) *Resource {
 	c := *r
-	c.Created = at
+	c.Created = created
 	return &c
 }

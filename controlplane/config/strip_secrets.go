@@ -7,8 +7,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// RemoveSecrets returns the text of a file without its Kubernetes Secrets. The line numbers of other documents do not
-// change, except in a List that contains a Secret.
+// RemoveSecrets returns text, the content of a file, without its Kubernetes Secrets. It replaces unreadable documents
+// that may be Secrets. The line numbers of other documents do not change, except in a List that contains a Secret.
 func RemoveSecrets(text []byte) []byte {
 	if !bytes.Contains(text, []byte("kind")) && !bytes.Contains(text, []byte(`\`)) {
 		return text
@@ -58,8 +58,8 @@ func (c chunk) withoutSecrets() []byte {
 	return out.Bytes()
 }
 
-// removeSecrets reports whether a document is a Secret, and removes Secrets from a List. inside reports whether it
-// removed any.
+// removeSecrets removes the Secrets from a List. secret is true if the document is a Secret itself, and inside is true
+// if a Secret was removed from the List.
 func removeSecrets(root *yaml.Node, nested int) (secret, inside bool) {
 	if root.Kind != yaml.MappingNode {
 		return false, false

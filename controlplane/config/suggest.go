@@ -8,7 +8,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
-// didYouMean returns a remedy for an unknown name: the most similar name, or all names if there are few.
+// didYouMean returns a remedy for an unknown name: the most similar name in among, or the list of names.
 func didYouMean(name string, among []string) string {
 	if match := suggest.Name(name, among); match != "" {
 		return fmt.Sprintf("did you mean %s?", match)
@@ -16,12 +16,12 @@ func didYouMean(name string, among []string) string {
 	return "one of: " + joinNames(among)
 }
 
-// joinNames lists names in order, shortened if there are many.
+// joinNames joins the sorted names by commas. It lists only the first maxNames.
 func joinNames(names []string) string {
-	const most = 16
+	const maxNames = 16
 	names = slices.Sorted(slices.Values(names))
-	if len(names) > most {
-		return strings.Join(names[:most], ", ") + ", …"
+	if len(names) > maxNames {
+		return strings.Join(names[:maxNames], ", ") + ", …"
 	}
 	return strings.Join(names, ", ")
 }

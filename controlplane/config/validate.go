@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// validator checks one field of a document. It contains the field's path and position, which problems report.
+// validator checks one field of a document. path is the field's path, by which problems find its position.
 type validator struct {
 	d    *document
 	path string
@@ -63,7 +63,7 @@ func (s validator) checkPort(number uint32) {
 // maxDuration is the maximum duration. Envoy's clocks overflow after 292 years.
 const maxDuration = 100 * 365 * 24 * time.Hour
 
-// checkMilliseconds checks a duration that Envoy or Istio uses in whole milliseconds.
+// checkMilliseconds checks that d is at least one millisecond, because Envoy or Istio rounds it to whole milliseconds.
 func (s validator) checkMilliseconds(d *durationpb.Duration) {
 	s.checkAtLeast(d, time.Millisecond, "must be at least 1ms")
 }
@@ -101,10 +101,10 @@ func (s validator) checkRegex(expr string) {
 	}
 }
 
-// checkLabels checks a selector.
+// checkLabels checks that keys and values are valid Kubernetes labels.
 func (s validator) checkLabels(labels map[string]string) { s.d.checkLabels(labels, s.path) }
 
-// checkExportTo checks a list of namespaces.
+// checkExportTo checks exportTo: a list of namespaces, "." for the document's namespace, or "*" or "~" alone.
 func (s validator) checkExportTo(list []string) {
 	for i, namespace := range list {
 		if namespace != "*" && namespace != "." && namespace != "~" && !dnsLabel.MatchString(namespace) {
@@ -118,7 +118,7 @@ func (s validator) checkExportTo(list []string) {
 
 var hostLabel = regexp.MustCompile(`^[a-zA-Z0-9_]([-a-zA-Z0-9_]{0,61}[a-zA-Z0-9_])?$`)
 
-// isHost reports whether name is a valid host name.
+// isHost reports whether name is a valid host name without a wildcard. A dot at the end is permitted.
 func isHost(name string) bool {
 	name = strings.TrimSuffix(name, ".")
 	if name == "" || len(name) > 253 {
@@ -132,7 +132,7 @@ func isHost(name string) bool {
 	return true
 }
 
-// isWildcardHost reports whether name is a host name, possibly with a leading wildcard, as in *.example.com,
+// isWildcardHost reports whether name is "*", a host name, or a host name after a wildcard: *.example.com,
 // *-api.example.com or *api.example.com. Envoy supports these wildcards in the domains of virtual hosts.
 func isWildcardHost(name string) bool {
 	if name == "*" {
@@ -146,20 +146,21 @@ func isWildcardHost(name string) bool {
 	return isHost(rest)
 }
 
-// isPartialWildcard reports whether the wildcard of a host is only a part of a label, as in *api.example.com.
+// isPartialWildcard reports whether the wildcard of host is only a part of a label, as in *api.example.com.
 func isPartialWildcard(host string) bool {
 	rest, wild := strings.CutPrefix(host, "*")
 	return wild && rest != "" && !strings.HasPrefix(rest, ".")
 }
 
-// checkServerName checks that Envoy can compare a host with the server name (SNI) of a TLS connection.
+// checkServerName checks that Envoy can compare host with the server name (SNI) of a TLS connection. Envoy cannot do
+// this if a wildcard is a part of a label.
 func (s validator) checkServerName(host string) {
 	if isPartialWildcard(host) {
 		s.refuse(host, "Envoy cannot compare a part of a label with the server name of a TLS connection", "use a wildcard for a whole label, as in *.example.com")
 	}
 }
 
-// checkHost checks a host name. It also accepts IP addresses. Functions that call it distinguish these where necessary.
+// checkHost refuses name if it is neither a host name without a wildcard nor an IP address.
 func (s validator) checkHost(name string) {
 	switch {
 	case name == "":
@@ -180,7 +181,7 @@ func hostRemedy(name string) string {
 	return "use letters, digits, '-' and '.'"
 }
 
-// checkWildcardHost checks a host whose first label may be a wildcard.
+// checkWildcardHost refuses name if it is neither a host name, which may begin with a wildcard, nor an IP address.
 func (s validator) checkWildcardHost(name string) {
 	switch {
 	case name == "":

@@ -12,7 +12,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// Schemes of the addresses of configuration sources that have an effect.
+// Schemes of configuration source addresses. Addresses with other schemes have no effect.
 const (
 	SchemeFiles = "fs"
 	SchemeXDS   = "xds"
@@ -21,13 +21,14 @@ const (
 // SourceAddress is the parsed address of a configuration source.
 type SourceAddress struct {
 	Scheme string
-	// Path is the directory of a source with files.
+	// Path is the directory of a source with the scheme fs.
 	Path string
-	// HostPort is the address of an xDS server.
+	// HostPort is the address of the server of a source with the scheme xds.
 	HostPort string
 }
 
-// ParseSourceAddress parses the address of a configuration source. It does not fail for unknown schemes.
+// ParseSourceAddress parses the address of a configuration source. For an unknown scheme, it returns only the scheme,
+// and no error.
 func ParseSourceAddress(address string) (SourceAddress, error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Scheme == "" {
@@ -49,8 +50,9 @@ func ParseSourceAddress(address string) (SourceAddress, error) {
 	return a, nil
 }
 
-// checkConfigSources returns an error for the first configuration source that cannot be used. Istio connects in
-// plaintext if it does not support tlsSettings; this would let others change the configuration.
+// checkConfigSources returns an error for the first configuration source that cannot be used. Unsupported tlsSettings
+// are an error. Istio connects in plaintext instead, so that anyone on the path of the connection can change the
+// configuration.
 func checkConfigSources(mesh *meshconfig.MeshConfig) error {
 	seen := map[string]bool{}
 	for i, source := range mesh.GetConfigSources() {
@@ -94,7 +96,8 @@ func checkSourceTLS(t *networking.ClientTLSSettings) (field string, err error) {
 	return "", nil
 }
 
-// questionConfigSources returns warnings for configuration sources without effect and for unprotected ones.
+// questionConfigSources returns a warning for each configuration source that has no effect, and for each connection
+// that is not encrypted or whose server is not verified.
 func questionConfigSources(mesh *meshconfig.MeshConfig) []Problem {
 	var out []Problem
 	for i, source := range mesh.GetConfigSources() {

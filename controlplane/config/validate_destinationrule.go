@@ -69,7 +69,7 @@ func (s validator) checkTrafficPolicy(p *networking.TrafficPolicy) {
 	}
 }
 
-// checkSettings checks the settings that a policy and a port have in common.
+// checkSettings checks the settings that a traffic policy and its portLevelSettings have in common.
 func (s validator) checkSettings(p interface {
 	GetLoadBalancer() *networking.LoadBalancerSettings
 	GetConnectionPool() *networking.ConnectionPoolSettings
@@ -121,7 +121,7 @@ func (s validator) checkLoadBalancer(lb *networking.LoadBalancerSettings) {
 	s.checkZones(lb)
 }
 
-// automaticLabels are the labels that zone-aware routing always uses, so a rule cannot list them.
+// automaticLabels are the labels that zone-aware routing always compares, so failoverPriority must not list them.
 var automaticLabels = []string{"topology.kubernetes.io/region", "topology.kubernetes.io/zone", "topology.istio.io/subzone"}
 
 func (s validator) checkZones(lb *networking.LoadBalancerSettings) {
@@ -242,7 +242,7 @@ func (s validator) checkClientTLS(t *networking.ClientTLSSettings) {
 	}
 }
 
-// checkUnverified reports settings for the verification of a server that insecureSkipVerify disables.
+// checkUnverified warns of caCertificates and subjectAltNames that have no effect, because insecureSkipVerify is set.
 func (s validator) checkUnverified(t *networking.ClientTLSSettings) {
 	if !t.GetInsecureSkipVerify().GetValue() {
 		return
@@ -256,7 +256,7 @@ func (s validator) checkUnverified(t *networking.ClientTLSSettings) {
 	}
 }
 
-// checkClientRevocations reports certificate revocation lists that would have no effect.
+// checkClientRevocations refuses a certificate revocation list (caCrl) that would have no effect.
 func (s validator) checkClientRevocations(t *networking.ClientTLSSettings) {
 	at, crl := s.field("caCrl"), t.GetCaCrl()
 	switch {

@@ -7,7 +7,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// patchOperations lists the supported operations for each object type.
+// patchOperations lists the supported operations for each value of applyTo.
 var patchOperations = map[networking.EnvoyFilter_ApplyTo][]networking.EnvoyFilter_Patch_Operation{
 	networking.EnvoyFilter_LISTENER:            {patchAdd, patchRemove, patchMerge, patchMergeReplacingLists},
 	networking.EnvoyFilter_LISTENER_FILTER:     listPatches,
@@ -94,7 +94,7 @@ func (s validator) checkPatchWithoutEffect(p *networking.EnvoyFilter_EnvoyConfig
 	}
 }
 
-// checkPatchMatch checks that the match of a patch is possible for the object type.
+// checkPatchMatch checks that the match of p fits its applyTo.
 func (s validator) checkPatchMatch(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
 	match := s.field("match")
 	match.field("proxy").field("proxyVersion").checkRegex(p.GetMatch().GetProxy().GetProxyVersion())
@@ -121,7 +121,7 @@ func (s validator) checkPatchMatch(p *networking.EnvoyFilter_EnvoyConfigObjectPa
 	}
 }
 
-// checkPatchTarget checks that a patch of a list element specifies the element that it refers to.
+// checkPatchTarget checks that a patch that removes or replaces a filter names the filter.
 func (s validator) checkPatchTarget(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
 	op := p.GetPatch().GetOperation()
 	if op != patchRemove && op != patchReplace {

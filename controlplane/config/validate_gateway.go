@@ -28,8 +28,8 @@ func validateGateway(s validator, gw *networking.Gateway) {
 	}
 }
 
-// checkUnique checks that no server before the i-th has the same name. Names must be unique, because they identify
-// servers.
+// checkUnique checks that no server before the i-th uses name, and adds name to taken. message is a format for the
+// indexes of both servers.
 func (s validator) checkUnique(taken map[string]int, name string, i int, message string) {
 	if name == "" {
 		return
@@ -76,7 +76,7 @@ func (s validator) checkServer(server *networking.Server) {
 	}
 }
 
-// checkProtocol checks the protocol of a port; s is the port.
+// checkProtocol checks the protocol of the port s.
 func (s validator) checkProtocol(protocol string, allowed []string) {
 	if protocol == "" {
 		s.field("protocol").refuse("", "the port has no protocol", "one of: "+joinNames(allowed))
@@ -114,8 +114,8 @@ func isTLSProtocol(protocol string) bool {
 	return strings.EqualFold(protocol, "HTTPS") || strings.EqualFold(protocol, "TLS")
 }
 
-// RedirectsToHTTPS reports whether the server answers plaintext requests with a redirect to HTTPS. The setting has no
-// effect on servers of other protocols than HTTP.
+// RedirectsToHTTPS reports whether the server answers plaintext requests with a redirect to HTTPS. The setting
+// httpsRedirect has an effect only if the server's protocol is HTTP, HTTP2, GRPC or GRPC-Web.
 func RedirectsToHTTPS(server *networking.Server) bool {
 	switch strings.ToUpper(server.GetPort().GetProtocol()) {
 	case "HTTP", "HTTP2", "GRPC", "GRPC-WEB":
@@ -170,7 +170,7 @@ func (s validator) checkServerFiles(t *networking.ServerTLSSettings) {
 	mode := t.GetMode().String()
 	if t.GetCredentialName() != "" || len(t.GetCredentialNames()) > 0 {
 		if t.GetServerCertificate() != "" || t.GetPrivateKey() != "" || len(t.GetTlsCertificates()) > 0 {
-			s.field("credentialName").refuse(t.GetCredentialName(), "credentialName and certificate files exclude each other", "keep either")
+			s.field("credentialName").refuse(t.GetCredentialName(), "credentialName and certificate files exclude each other", "remove one of the two")
 		}
 		s.checkCredentials(t)
 		return
@@ -191,7 +191,7 @@ func (s validator) checkServerFiles(t *networking.ServerTLSSettings) {
 	s.checkClientAuthorities(t)
 }
 
-// checkServerRevocations reports certificate revocation lists that would have no effect.
+// checkServerRevocations refuses a certificate revocation list (caCrl) that would have no effect.
 func (s validator) checkServerRevocations(t *networking.ServerTLSSettings) {
 	at, crl := s.field("caCrl"), t.GetCaCrl()
 	mutual := t.GetMode() == networking.ServerTLSSettings_MUTUAL || t.GetMode() == networking.ServerTLSSettings_OPTIONAL_MUTUAL
@@ -213,8 +213,8 @@ func (s validator) checkFilePath(path string) {
 	}
 }
 
-// maxCredentials limits the certificates of a server: one for each key type. Envoy selects between them by the
-// capabilities of the client.
+// maxCredentials limits the certificates of a server: one RSA and one ECDSA certificate. Envoy selects the one that the
+// client supports.
 const maxCredentials = 2
 
 func (s validator) checkCredentials(t *networking.ServerTLSSettings) {
@@ -238,7 +238,7 @@ func (s validator) checkCredentials(t *networking.ServerTLSSettings) {
 	}
 }
 
-// checkCredential checks the name of a Secret in the gateway's namespace, or of a certificate of an SDS server.
+// checkCredential checks that name is a valid name of a Secret, or of a certificate of an SDS server (sds://).
 func (s validator) checkCredential(name string) {
 	if resource, external := ExternalCredential(name); external {
 		if resource == "" || len(resource) > 253 || strings.ContainsFunc(resource, unicode.IsControl) {
@@ -252,8 +252,8 @@ func (s validator) checkCredential(name string) {
 	}
 }
 
-// checkClientAuthorities checks that the CA for client certificates is specified. The CAs of the system are never used
-// for that.
+// checkClientAuthorities checks that a server that verifies client certificates specifies their CA. The public CAs of
+// the system are refused.
 func (s validator) checkClientAuthorities(t *networking.ServerTLSSettings) {
 	at := s.field("caCertificates")
 	switch {

@@ -64,7 +64,7 @@ func (s validator) checkFault(f *networking.HTTPFaultInjection) {
 	}
 }
 
-// checkPercentage checks that the percentage is set and valid. Without it, Istio injects no fault.
+// checkPercentage checks that p is nil or a valid percentage.
 func (s validator) checkPercentage(p *networking.Percent) {
 	if p != nil {
 		s.field("value").checkPercent(p.GetValue())
@@ -139,7 +139,7 @@ func (s validator) checkCORS(c *networking.CorsPolicy) {
 	s.warnInvalidHeaders("exposeHeaders", c.GetExposeHeaders())
 }
 
-// warnInvalidHeaders reports names in a list that no header can have.
+// warnInvalidHeaders warns of each item of names, the list in field, that cannot be the name of a header.
 func (s validator) warnInvalidHeaders(field string, names []string) {
 	for i, name := range names {
 		if !headerToken.MatchString(name) || strings.HasPrefix(name, ":") {
@@ -159,7 +159,8 @@ func (s validator) checkHeaderOperation(header, value string) {
 // maxHeader is Envoy's limit for a configured header value, in bytes.
 const maxHeader = 16 << 10
 
-// checkHeaderValue checks the value of a request or response header. Envoy also sets paths and hosts as headers.
+// checkHeaderValue checks the value of a request or response header. It also checks paths and hosts, which Envoy
+// handles as headers.
 func (s validator) checkHeaderValue(value string) {
 	if strings.ContainsAny(value, "\r\n\x00") {
 		s.refuse(value, "a header's value must have no line breaks", "remove them")

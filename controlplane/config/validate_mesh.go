@@ -9,7 +9,7 @@ import (
 	meshconfig "istio.io/api/mesh/v1alpha1"
 )
 
-// meshEffect lists the fields of MeshConfig that have an effect. docs/configuration.md documents them.
+// meshEffect contains the fields of MeshConfig that have an effect. docs/configuration.md documents them.
 var meshEffect = map[protoreflect.Name]bool{
 	"proxy_listen_port": true, "proxy_inbound_listen_port": true, "proxy_http_port": true, "connect_timeout": true,
 	"protocol_detection_timeout": true, "tcp_keepalive": true, "enable_tracing": true, "access_log_file": true,
@@ -18,13 +18,13 @@ var meshEffect = map[protoreflect.Name]bool{
 	"ca_certificates": true, "default_virtual_service_export_to": true, "default_destination_rule_export_to": true,
 	"root_namespace": true, "locality_lb_setting": true, "h2_upgrade_policy": true, "extension_providers": true,
 	"default_providers": true, "path_normalization": true, "default_http_retry_policy": true, "mesh_mTLS": true, "tls_defaults": true,
-	// The following settings are always active: listeners have no log of their own, and agents merge metrics.
+	// The following two settings cannot be disabled: listeners have no log of their own, and agents merge metrics.
 	"disable_envoy_listener_log": true, "enable_prometheus_merge": true,
 	"config_sources": true,
 }
 
 // CheckMesh validates a mesh configuration. It returns an error if proxies would reject the generated resources.
-// warnings report fields without effect.
+// warnings report fields without effect, and unprotected configuration sources.
 func CheckMesh(mesh *meshconfig.MeshConfig) (warnings []Problem, err error) {
 	if err := checkMeshLog(mesh); err != nil {
 		return nil, err

@@ -53,7 +53,7 @@ func (s validator) checkMeshValues(mesh *meshconfig.MeshConfig) {
 	}
 }
 
-// checkDistinctPorts checks that all listeners use different ports.
+// checkDistinctPorts checks that proxyListenPort, proxyInboundListenPort and proxyHttpPort are different ports.
 func (s validator) checkDistinctPorts(mesh *meshconfig.MeshConfig) {
 	out, in := cmp.Or(mesh.GetProxyListenPort(), 15001), cmp.Or(mesh.GetProxyInboundListenPort(), 15006)
 	if out == in {
@@ -95,8 +95,7 @@ func (s validator) checkCollector(p *meshconfig.MeshConfig_ExtensionProvider_Ope
 	}
 }
 
-// checkAuthorizerHeaders reports names of forwarded headers that no header can have. Names may be patterns with a
-// wildcard.
+// checkAuthorizerHeaders warns of forwarded headers whose names no header can have. A name may contain a wildcard.
 func (s validator) checkAuthorizerHeaders(p *meshconfig.MeshConfig_ExtensionProvider_EnvoyExternalAuthorizationHttpProvider) {
 	s.warnInvalidHeaders("includeRequestHeadersInCheck", p.GetIncludeRequestHeadersInCheck())
 	s.warnInvalidHeaders("headersToUpstreamOnAllow", p.GetHeadersToUpstreamOnAllow())
@@ -112,7 +111,7 @@ func (s validator) checkProviderHeader(h *meshconfig.MeshConfig_ExtensionProvide
 	s.field("value").checkHeaderValue(h.GetValue())
 }
 
-// checkLogPath checks the path of a log file of proxies. It does not check whether they can open it.
+// checkLogPath checks the path of a log file of proxies. It does not check whether the proxies can open the file.
 func (s validator) checkLogPath(file string) {
 	switch {
 	case strings.ContainsAny(file, "\r\n\x00"):

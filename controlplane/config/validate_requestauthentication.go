@@ -11,8 +11,8 @@ import (
 	typev1beta1 "istio.io/api/type/v1beta1"
 )
 
-// MaxKeySet limits the size of a key set, inline or fetched, in bytes. Each proxy that verifies the tokens receives the
-// set. Common sets have a few kilobytes.
+// MaxKeySet limits the size of a key set (JWKS), inline or fetched, in bytes. Each proxy that verifies the tokens
+// receives the key set. Common key sets have a few kilobytes.
 const MaxKeySet = 128 << 10
 
 // maxJWTRules limits the rules of one document, because Envoy evaluates all of them for every request.
@@ -29,7 +29,7 @@ func validateRequestAuthentication(s validator, p *security.RequestAuthenticatio
 	}
 }
 
-// checkTargets checks the selector and target references of a policy.
+// checkTargets checks the target references of a policy, and that selector is nil if there are any.
 func (s validator) checkTargets(selector *typev1beta1.WorkloadSelector, ref *typev1beta1.PolicyTargetReference, refs []*typev1beta1.PolicyTargetReference) {
 	if ref == nil && len(refs) == 0 {
 		return
@@ -57,10 +57,10 @@ func (s validator) checkTarget(ref *typev1beta1.PolicyTargetReference) {
 	}
 }
 
-// JWTRuleField returns the field path of a rule in its document.
+// JWTRuleField returns the field path of the i-th JWT rule in its document.
 func JWTRuleField(i int) string { return fmt.Sprintf("spec.jwtRules[%d]", i) }
 
-// KeySetURL returns the URL from which the keys of a rule are fetched. This is the rule's jwksUri, or the discovery
+// KeySetURL returns the URL from which the keys of rule are fetched. This is the rule's jwksUri, or the discovery
 // document of the issuer (OpenID Connect Discovery 1.0). It returns "" if the rule contains the keys.
 func KeySetURL(rule *security.JWTRule) string {
 	switch {
@@ -97,7 +97,7 @@ func (s validator) checkJWTRule(rule *security.JWTRule) {
 	}
 }
 
-// checkKeys checks the source of a rule's keys.
+// checkKeys checks that rule has exactly one valid source of keys: jwks, jwksUri, or the issuer's discovery document.
 func (s validator) checkKeys(rule *security.JWTRule) {
 	switch {
 	case rule.GetJwks() != "" && rule.GetJwksUri() != "":
@@ -127,7 +127,7 @@ func (s validator) checkHTTPAddress(text string) {
 	}
 }
 
-// checkTokenSources checks the places in a request from which the token is read.
+// checkTokenSources checks the headers, query parameters and cookies from which the token is read.
 func (s validator) checkTokenSources(rule *security.JWTRule) {
 	for i, h := range rule.GetFromHeaders() {
 		at := s.item("fromHeaders", i)
@@ -163,8 +163,8 @@ func (s validator) checkTokenOutputs(rule *security.JWTRule) {
 	}
 }
 
-// checkOutputHeader checks a header that a proxy sets from a token. Headers that decide the route or identify the
-// client are refused.
+// checkOutputHeader checks the name of a header that a proxy sets from a token. It refuses headers that decide the
+// route or identify the client.
 func (s validator) checkOutputHeader(name string) {
 	lower := strings.ToLower(name)
 	switch {
@@ -177,8 +177,8 @@ func (s validator) checkOutputHeader(name string) {
 	}
 }
 
-// PublicKeys returns a JWK set with only the public keys that proxies can use, in the original order. Private parts are
-// removed, and a set with a symmetric key only is refused.
+// PublicKeys returns the JWK set with only those public keys that proxies can use, in the original order. It removes
+// the private parts of keys. It fails if no usable key remains, for example in a set of symmetric keys.
 func PublicKeys(set []byte) ([]byte, error) {
 	keys, err := readKeySet(set)
 	if err != nil {

@@ -126,7 +126,7 @@ func (s validator) checkSource(source *security.Source) {
 	}
 }
 
-// checkRequestPrincipals checks values of the form issuer/subject.
+// checkRequestPrincipals checks request principals, which have the form ISSUER/SUBJECT.
 func (s validator) checkRequestPrincipals(list []string) {
 	for i, v := range list {
 		switch n := strings.Count(v, "/"); {
@@ -174,7 +174,8 @@ func isPort(text string) bool {
 	return len(text) > 0 && len(text) <= 5 && text[0] != '0' && (len(text) < 5 || text <= "65535")
 }
 
-// checkPolicyPath checks a path, which may have one wildcard at one end, or {*} and {**} as whole segments.
+// checkPolicyPath checks a path that may contain {*} and {**} as whole segments. checkValues checks the wildcards of
+// other paths.
 func (s validator) checkPolicyPath(p string) {
 	if strings.ContainsAny(p, "{}") {
 		if _, err := EnvoyPathTemplate(p); err != nil {
@@ -187,8 +188,8 @@ func (s validator) checkPolicyPath(p string) {
 	}
 }
 
-// checkValues checks rules that apply to all lists of values. An empty list is refused, because its meaning is
-// ambiguous: it could match no request or every request.
+// checkValues checks all values for their length and their wildcards, and refuses empty ones. It refuses an empty list,
+// because its meaning is ambiguous: it could match no request or every request.
 func (s validator) checkValues(lists map[string][]string) {
 	reported := false
 	for _, name := range slices.Sorted(maps.Keys(lists)) {
@@ -213,15 +214,15 @@ func (s validator) checkValues(lists map[string][]string) {
 	}
 }
 
-// Limits of the values in an AuthorizationPolicy. Values become regular expressions, and Envoy limits the size of
-// these.
+// Limits of the values in an AuthorizationPolicy. They exist because values become regular expressions, whose size
+// Envoy limits.
 const (
 	// MaxPolicyHost is the DNS limit for a name.
 	MaxPolicyHost = 255
 	// MaxPolicyValue is the SPIFFE limit for an ID.
 	MaxPolicyValue = 2048
-	// MaxRequestPrincipalSlashes limits the slashes of a request principal. Each slash may separate issuer and subject,
-	// or be a part of one of them. Envoy compares all alternatives.
+	// MaxRequestPrincipalSlashes limits the slashes of a request principal. Any slash may separate issuer and subject,
+	// so the generated policy contains one alternative for each slash.
 	MaxRequestPrincipalSlashes = 32
 )
 
@@ -232,8 +233,8 @@ func valueLimit(list string) int {
 	return MaxPolicyValue
 }
 
-// conditionKeys lists the attributes of conditions. After an opening bracket, a key contains a name and a closing
-// bracket.
+// conditionKeys lists the attributes of conditions. If an attribute ends with an opening bracket, a key continues with
+// a name and a closing bracket. If it ends with a dot, a key continues with any text.
 var conditionKeys = []string{
 	"request.headers[", "source.ip", "remote.ip", "source.namespace", "source.principal", "source.serviceAccount", "source.trustDomain", "request.auth.principal",
 	"request.auth.audiences", "request.auth.presenter", "request.auth.claims[", "destination.ip", "destination.port",

@@ -63,7 +63,7 @@ func (s validator) checkEntryPorts(se *networking.ServiceEntry) {
 
 func (s validator) checkEntryEndpoints(se *networking.ServiceEntry) {
 	if len(se.GetEndpoints()) > 0 && se.GetWorkloadSelector() != nil {
-		s.field("workloadSelector").refuse("", "workloadSelector and endpoints exclude each other", "keep either")
+		s.field("workloadSelector").refuse("", "workloadSelector and endpoints exclude each other", "remove one of the two")
 	}
 	var ports []string
 	for _, p := range se.GetPorts() {
@@ -80,7 +80,7 @@ func (s validator) checkEntryEndpoints(se *networking.ServiceEntry) {
 	}
 }
 
-// checkResolution checks that the resolution fits the listed endpoints.
+// checkResolution checks that the resolution fits the endpoints, hosts and ports.
 func (s validator) checkResolution(se *networking.ServiceEntry) {
 	resolution := se.GetResolution()
 	listed := len(se.GetEndpoints()) > 0
@@ -150,7 +150,7 @@ func (s validator) checkWorkloadEntry(we *networking.WorkloadEntry) {
 	s.checkWorkloadFields(we)
 }
 
-// checkWorkloadFields checks all fields except the address, which the template of a WorkloadGroup does not have.
+// checkWorkloadFields checks all fields except the address: the template of a WorkloadGroup has none.
 func (s validator) checkWorkloadFields(we *networking.WorkloadEntry) {
 	for name, number := range we.GetPorts() {
 		s.field("ports").key(name).checkPort(number)

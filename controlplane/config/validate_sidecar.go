@@ -49,7 +49,8 @@ func (s validator) checkEgress(listener *networking.IstioEgressListener) {
 	s.field("bind").checkBind(listener.GetBind())
 }
 
-// checkExclusions warns about a listener that excludes hosts but includes none. "~/*" states that intent.
+// checkExclusions warns of a list that excludes hosts but includes none, unless it contains "~/*", which excludes all
+// hosts intentionally.
 func (s validator) checkExclusions(hosts []string) {
 	isExclusion := func(host string) bool { return strings.HasPrefix(host, "~") }
 	if len(hosts) == 0 || slices.Contains(hosts, "~/*") || !slices.ContainsFunc(hosts, isExclusion) {
@@ -98,7 +99,7 @@ func (s validator) checkBind(address string) {
 	}
 }
 
-// checkEndpoint checks an address of the workload.
+// checkEndpoint checks a defaultEndpoint: a loopback or unspecified address with a port, or a unix socket.
 func (s validator) checkEndpoint(text string) {
 	if text == "" {
 		return

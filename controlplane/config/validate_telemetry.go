@@ -35,7 +35,7 @@ func (s validator) checkProviders(refs []*telemetry.ProviderRef) {
 	}
 }
 
-// checkCEL checks an expression.
+// checkCEL refuses an invalid CEL expression, and warns of names that are not attributes of Envoy.
 func (s validator) checkCEL(expression string) {
 	if err := CheckCEL(expression); err != nil {
 		s.refuse(expression, "Envoy does not accept this expression: "+err.Error(), "write it in CEL, as in response.code >= 400")
@@ -127,7 +127,8 @@ func (s validator) checkTagOverride(tag string, o *telemetry.MetricsOverrides_Ta
 	}
 }
 
-// TagExpression removes string() from a tag's expression. Tags are always text, and Envoy does not have this function.
+// TagExpression removes the call string() around a tag's expression. Envoy does not have this function and does not
+// need it: tags are always text.
 func TagExpression(value string) string {
 	value = strings.TrimSpace(value)
 	if inner, ok := strings.CutPrefix(value, "string("); ok && strings.HasSuffix(inner, ")") && CheckCEL(inner[:len(inner)-1]) == nil {

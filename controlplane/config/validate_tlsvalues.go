@@ -17,7 +17,7 @@ var cipherSuites = []string{
 // ecdhCurves lists the curves that all supported Envoy versions have.
 var ecdhCurves = []string{"X25519MLKEM768", "X25519", "P-256", "P-384", "P-521"}
 
-// checkCiphers checks a list of cipher suites; s is the list.
+// checkCiphers checks the cipher suites names, the value of the field s.
 func (s validator) checkCiphers(names []string) {
 	for i, name := range names {
 		if slices.Contains(cipherSuites, name) {
@@ -31,7 +31,7 @@ func (s validator) checkCiphers(names []string) {
 	}
 }
 
-// checkMeshTLS checks the TLS settings of a mesh configuration; s is their field.
+// checkMeshTLS checks the TLS settings t of a mesh configuration, the value of the field s.
 func (s validator) checkMeshTLS(t *meshconfig.MeshConfig_TLSConfig) {
 	s.field("cipherSuites").checkCiphers(t.GetCipherSuites())
 	for i, name := range t.GetEcdhCurves() {

@@ -38,8 +38,8 @@ func validateVirtualService(s validator, vs *networking.VirtualService) {
 	s.checkClaimsAtGateways(vs)
 }
 
-// checkClaimsAtGateways reports conditions on token claims in rules for sidecars, which do not verify tokens before
-// they select a route.
+// checkClaimsAtGateways warns of conditions on token claims in a VirtualService for sidecars only. They never match,
+// because sidecars do not verify tokens before they select a route.
 func (s validator) checkClaimsAtGateways(vs *networking.VirtualService) {
 	if len(vs.GetHosts()) == 0 || slices.ContainsFunc(vs.GetGateways(), func(name string) bool { return name != "mesh" }) {
 		return
@@ -55,7 +55,8 @@ func (s validator) checkClaimsAtGateways(vs *networking.VirtualService) {
 	}
 }
 
-// checkDelegate checks that a delegate VirtualService does not have fields that only a root VirtualService may have.
+// checkDelegate checks a VirtualService without hosts, which other VirtualServices can refer to as a delegate. It
+// refuses fields that a delegate cannot have.
 func (s validator) checkDelegate(vs *networking.VirtualService) {
 	const only = "a VirtualService without hosts is a delegate"
 	if len(vs.GetHttp()) == 0 {
@@ -104,7 +105,7 @@ func (s validator) checkHTTPRoute(r *networking.HTTPRoute) {
 	s.field("corsPolicy").checkCORS(r.GetCorsPolicy())
 }
 
-// checkHTTPAction checks that a route has one action.
+// checkHTTPAction checks that r has exactly one action.
 func (s validator) checkHTTPAction(r *networking.HTTPRoute) {
 	var actions []string
 	for name, has := range map[string]bool{
@@ -190,12 +191,12 @@ func (s validator) checkStringMatch(m *networking.StringMatch) {
 	}
 }
 
-// claimPrefix is the prefix of header match names that match a claim of the request's token.
+// claimPrefix is the prefix of the names of header matches that match a claim of the request's token.
 const claimPrefix = "@request.auth.claims"
 
-// RoutingClaim parses the name of a header match. claim reports whether it matches a claim of the request's token, and
-// path is the path of the claim. path is nil if the name is incomplete. Nested claims are separated by dots, or, if
-// names contain dots, each is in brackets.
+// RoutingClaim parses the name of a header match. claim is true if name refers to a claim of the request's token. path
+// is then the path of the claim, or nil if name is invalid. name separates nested claims by dots, or has each claim in
+// brackets.
 func RoutingClaim(name string) (path []string, claim bool) {
 	if len(name) < len(claimPrefix) || !strings.EqualFold(name[:len(claimPrefix)], claimPrefix) {
 		return nil, false
@@ -234,7 +235,7 @@ func (s validator) checkHTTPDestinations(routes []*networking.HTTPRouteDestinati
 	s.checkWeights(weights)
 }
 
-// checkWeights checks the weights of several destinations.
+// checkWeights checks the weights of a route's destinations.
 func (s validator) checkWeights(weights []int32) {
 	total := int64(0)
 	for i, weight := range weights {
@@ -313,7 +314,7 @@ func (s validator) checkLayer4(routes []*networking.RouteDestination) {
 	s.checkWeights(weights)
 }
 
-// checkServiceHost checks the name of a service, possibly a wildcard for all hosts of a domain.
+// checkServiceHost checks the host of a service. The host may be a wildcard for all hosts of a domain (*.example.com).
 func (s validator) checkServiceHost(name string) {
 	if strings.HasPrefix(name, "*.") {
 		s.checkWildcardHost(name)

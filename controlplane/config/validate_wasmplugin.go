@@ -10,10 +10,11 @@ import (
 	extensions "istio.io/api/extensions/v1alpha1"
 )
 
-// WasmHintPrefix is the prefix of environment variables of a module that configure the agent instead of the module.
+// WasmHintPrefix is the prefix of those environment variables in a module's configuration that the agent reads and the
+// module does not receive.
 const WasmHintPrefix = "ISTIO_META_WASM_"
 
-// WasmPullSecret is the variable with the registry credentials. Only the agent may read its value.
+// WasmPullSecret is the environment variable that contains the registry credentials. Only the agent may read it.
 const WasmPullSecret = WasmHintPrefix + "IMAGE_PULL_SECRET"
 
 const maxWasmEnv = 256
@@ -81,7 +82,7 @@ func (s validator) checkWasmEnvironment(vm *extensions.VmConfig) {
 	}
 }
 
-// CompactJSON removes insignificant white space from JSON.
+// CompactJSON removes insignificant white space from JSON. It returns text unchanged if it is not valid JSON.
 func CompactJSON(text []byte) string {
 	var b bytes.Buffer
 	if json.Compact(&b, text) != nil {

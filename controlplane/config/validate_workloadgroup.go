@@ -15,7 +15,7 @@ func validateWorkloadGroup(s validator, group *networking.WorkloadGroup) {
 	}
 }
 
-// checkWorkloadTemplate checks the settings that all members of a group have in common.
+// checkWorkloadTemplate checks the template t, whose settings apply to all members of a group.
 func (s validator) checkWorkloadTemplate(t *networking.WorkloadEntry) {
 	at := s.field("template")
 	if t.GetAddress() != "" {

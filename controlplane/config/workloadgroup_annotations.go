@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Annotations of a WorkloadGroup. Without them its members register with the labels of the group and with the source
-// address of their connection.
+// Annotations of a WorkloadGroup. Without them, members register with exactly the labels of the group, and with the
+// source address of their connection.
 const (
 	// MemberLabelsAnnotation lists the keys of the labels that a member may add, separated by commas.
 	MemberLabelsAnnotation = "pilotfish.dev/member-labels"
@@ -16,13 +16,14 @@ const (
 	MemberAddressesAnnotation = "pilotfish.dev/member-addresses"
 )
 
-// MemberLabels returns the keys of the labels that members of a WorkloadGroup may add.
+// MemberLabels returns the keys of the labels that members of a WorkloadGroup may add, without labels for security and
+// topology. annotations belong to the WorkloadGroup.
 func MemberLabels(annotations map[string]string) []string {
 	return slices.DeleteFunc(splitList(annotations[MemberLabelsAnnotation]), isPlatformLabel)
 }
 
-// MemberNetworks returns the networks in which members of a WorkloadGroup may choose their addresses. Items that are
-// not networks are reported in err, and the other items are returned.
+// MemberNetworks returns the networks in which members of a WorkloadGroup may choose their addresses. It skips items
+// that are neither networks nor addresses; err reports the last of them.
 func MemberNetworks(annotations map[string]string) (networks []netip.Prefix, err error) {
 	for _, item := range splitList(annotations[MemberAddressesAnnotation]) {
 		if addr, ok := netip.ParseAddr(item); ok == nil {
@@ -38,7 +39,7 @@ func MemberNetworks(annotations map[string]string) (networks []netip.Prefix, err
 	return networks, err
 }
 
-// isPlatformLabel reports whether a label decides about security or topology, so that a proxy cannot set it.
+// isPlatformLabel reports whether the label key affects security or topology, so that a proxy must not set it.
 func isPlatformLabel(key string) bool {
 	domain, _, found := strings.Cut(key, "/")
 	return found && (domain == "security.istio.io" || domain == "networking.istio.io" || strings.HasPrefix(domain, "topology."))

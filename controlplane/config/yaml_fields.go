@@ -14,7 +14,8 @@ import (
 
 func contains(list []string, s string) bool { return slices.Contains(list, s) }
 
-// setPosition records the position of a field: that of a scalar's value, or of the name of a mapping or list.
+// setPosition records the position of the field at path: the position of its value if it is a scalar, and otherwise of
+// its name.
 func (d *document) setPosition(path string, key, value *yaml.Node) {
 	if value.Kind == yaml.ScalarNode {
 		d.positions[path] = d.nodePosition(value)
@@ -23,8 +24,7 @@ func (d *document) setPosition(path string, key, value *yaml.Node) {
 	}
 }
 
-// readFields reads a mapping with the allowed fields. It calls read for each field that is not null, and refuses
-// unknown fields.
+// readFields calls read for each field of the mapping n that is not null. It refuses fields that are not in allowed.
 func (d *document) readFields(n *yaml.Node, path string, allowed []string, read func(name string, value *yaml.Node, path string)) {
 	if !d.isMapping(n, path) {
 		return
@@ -79,7 +79,7 @@ func describeNode(n *yaml.Node) string {
 	return "text"
 }
 
-// readText returns text. It refuses numbers and booleans, because 1.10 would become 1.1.
+// readText returns the text of n. It refuses unquoted numbers and booleans, because other parsers read 1.10 as 1.1.
 func (d *document) readText(n *yaml.Node, path string) (string, bool) {
 	if n.Kind == yaml.ScalarNode {
 		switch n.ShortTag() {
@@ -94,7 +94,7 @@ func (d *document) readText(n *yaml.Node, path string) (string, bool) {
 	return "", false
 }
 
-// readTextMap returns a mapping of text to text.
+// readTextMap returns the fields of n, whose values must be text. A null value is "".
 func (d *document) readTextMap(n *yaml.Node, path string) map[string]string {
 	if !d.isMapping(n, path) {
 		return nil
@@ -115,7 +115,7 @@ func (d *document) readTextMap(n *yaml.Node, path string) map[string]string {
 }
 
 // parseYAML11Bool returns the value of an unquoted word that is a boolean in YAML 1.1, which most tools use, and text
-// in YAML 1.2. true and false are not included.
+// in YAML 1.2. ok is false for other nodes, including true and false.
 func parseYAML11Bool(n *yaml.Node) (value, ok bool) {
 	if n.Kind != yaml.ScalarNode || n.Style != 0 {
 		return false, false
@@ -137,7 +137,7 @@ func (d *document) warnAmbiguous(n *yaml.Node, path string) {
 	}
 }
 
-// readYAML11Bool is parseYAML11Bool for a field that is not text. It reports how the word was read.
+// readYAML11Bool is like parseYAML11Bool, but records a problem of severity s that explains how the word was read.
 func (d *document) readYAML11Bool(n *yaml.Node, s Severity, path string) (value, ok bool) {
 	if value, ok = parseYAML11Bool(n); ok {
 		d.reportAs(AmbiguousWord, s, d.nodePosition(n), path, n.Value, fmt.Sprintf("it is read as %t, as by kubectl and Istio; other YAML parsers read it as text", value),
@@ -157,7 +157,7 @@ func (d *document) readBool(n *yaml.Node, path string) (value, ok bool) {
 	return false, false
 }
 
-// readInt returns an integer between low and high.
+// readInt returns the integer n. It refuses values that are not between low and high.
 func (d *document) readInt(n *yaml.Node, path string, low, high int64) (int64, bool) {
 	value, err := int64(0), error(strconv.ErrSyntax)
 	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!int" {
@@ -220,7 +220,7 @@ func (d *document) readBytes(n *yaml.Node, path string) ([]byte, bool) {
 	return value, true
 }
 
-// readDuration returns a duration in Istio's format: numbers with units, 1h30m or 0.5s.
+// readDuration returns the duration n. It must have units, as in 1h30m or 0.5s.
 func (d *document) readDuration(n *yaml.Node, path string) (time.Duration, bool) {
 	if n.Kind == yaml.ScalarNode {
 		value, err := time.ParseDuration(n.Value)

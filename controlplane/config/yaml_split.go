@@ -16,11 +16,11 @@ import (
 // chunk is the text between two document markers.
 type chunk struct {
 	text []byte
-	line int // number of lines in the file before it
+	line int // number of lines in the file before text
 }
 
-// splitDocuments splits a file at its document markers, so that an invalid document does not affect other ones. A line
-// that begins with three dashes is always a marker, also inside a block scalar.
+// splitDocuments splits data, the content of a file, at its document markers. An invalid document then does not affect
+// other ones. A line that begins with three dashes is always a marker, even inside a block scalar.
 func splitDocuments(data []byte) []chunk {
 	data = bytes.TrimPrefix(data, []byte("\ufeff"))
 	var chunks []chunk
@@ -64,7 +64,7 @@ func isBlank(text []byte) bool {
 	return true
 }
 
-// readYAML returns the documents of a chunk: several if it contains "..." markers.
+// readYAML returns the documents of a chunk. There are several if the chunk contains "..." markers.
 func readYAML(text []byte) ([]*yaml.Node, error) {
 	var nodes []*yaml.Node
 	for dec := yaml.NewDecoder(bytes.NewReader(text)); ; {
@@ -97,7 +97,7 @@ func syntaxProblem(c chunk, err error) Problem {
 	} else if line := findSyntaxErrorLine(c.text); line > 0 {
 		p.At.Line = line
 	}
-	// The content of a Secret must not be revealed.
+	// A problem must not quote the content of a Secret.
 	if p.At.Line > 0 && !mayBeSecret(string(c.text)) {
 		p.Value = textLine(c.text, p.At.Line)
 	}
@@ -108,7 +108,7 @@ func syntaxProblem(c chunk, err error) Problem {
 	return p
 }
 
-// mayBeSecret reports whether an unreadable text may be a Secret, also with a misspelt kind.
+// mayBeSecret reports whether text, which cannot be parsed, may contain a Secret, possibly with a misspelt kind.
 func mayBeSecret(text string) bool {
 	text = strings.ToLower(text)
 	return strings.Contains(text, "secret") || strings.Contains(text, "private key") || strings.Contains(text, "tls.key")
@@ -146,11 +146,12 @@ func findTab(text []byte) (line, column int) {
 	return 0, 0
 }
 
-// findSyntaxErrorLine returns the first line that makes the text invalid, or 0. The parser often reports only the
-// beginning of the enclosing list or mapping. Long texts are not searched.
+// findSyntaxErrorLine returns the first line that makes the text invalid. The line in the parser's message is often
+// only the beginning of the enclosing list or mapping. findSyntaxErrorLine returns 0 if no line does, or if the text is
+// too long to search.
 func findSyntaxErrorLine(text []byte) int {
-	const longest, largest = 200, 64 << 10
-	if len(text) > largest {
+	const maxLines, maxBytes = 200, 64 << 10
+	if len(text) > maxBytes {
 		return 0
 	}
 	ends := []int{0}
@@ -159,7 +160,7 @@ func findSyntaxErrorLine(text []byte) int {
 			ends = append(ends, i+1)
 		}
 	}
-	if len(ends) > longest {
+	if len(ends) > maxLines {
 		return 0
 	}
 	for lines := len(ends) - 1; lines >= 0; lines-- {
@@ -180,11 +181,11 @@ func textLine(text []byte, number int) string {
 	return ""
 }
 
-// shorten limits the length of a value that a message quotes.
+// shorten truncates a value that a message quotes to 80 characters.
 func shorten(value string) string {
-	const longest = 80
-	if utf8.RuneCountInString(value) <= longest {
+	const maxCharacters = 80
+	if utf8.RuneCountInString(value) <= maxCharacters {
 		return value
 	}
-	return fmt.Sprintf("%s…", string([]rune(value)[:longest]))
+	return fmt.Sprintf("%s…", string([]rune(value)[:maxCharacters]))
 }
