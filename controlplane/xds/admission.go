@@ -10,8 +10,8 @@ import (
 )
 
 // Admission limits new streams. When all clients connect at the same time, as after a restart, the server admits them
-// one after the other. It generates the first responses of few streams at a time, so that these do not delay pushes to
-// connected clients.
+// one after the other. It generates the first responses of only a few streams at a time, so that first responses do not
+// delay pushes to connected clients.
 type Admission struct {
 	// Rate is the number of new streams that are admitted per second. After an idle time, a burst of the same number is
 	// admitted. Default 500; negative means no limit.
@@ -22,7 +22,8 @@ type Admission struct {
 	// MaxStreams is the maximum number of concurrent streams. An agent opens one stream, but any client may open many
 	// on one connection. 0 and negative values mean no limit.
 	MaxStreams int
-	// MaxUnauthenticatedStreams is the maximum number of concurrent streams of clients without an identity.
+	// MaxUnauthenticatedStreams is the maximum number of concurrent streams of clients without an identity. 0 and
+	// negative values mean no limit.
 	MaxUnauthenticatedStreams int
 }
 
@@ -43,7 +44,8 @@ type streamLimiter struct {
 	next time.Time // the first free admission time
 }
 
-// reserve reserves an admission time and returns the wait until then. ok is false if the wait would exceed Wait.
+// reserve reserves an admission time for a new stream and returns the wait until then. If the wait would exceed Wait,
+// reserve reserves nothing, and ok is false.
 func (d *streamLimiter) reserve(now time.Time) (wait time.Duration, ok bool) {
 	if d.Rate < 0 {
 		return 0, true
@@ -51,7 +53,7 @@ func (d *streamLimiter) reserve(now time.Time) (wait time.Duration, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	interval := time.Second / time.Duration(d.Rate)
-	// A stream may use an admission time of the last second that no other stream used.
+	// Unused admission times of the last second remain available, which permits a burst of Rate streams.
 	if oldest := now.Add(interval - time.Second); d.next.Before(oldest) {
 		d.next = oldest
 	}
@@ -62,7 +64,8 @@ func (d *streamLimiter) reserve(now time.Time) (wait time.Duration, ok bool) {
 	return max(0, wait), true
 }
 
-// countStream counts a stream until leave is called. It returns an error if a limit is reached.
+// countStream counts a stream as open until leave is called. If a limit is reached, it does not count the stream and
+// returns an error.
 func (s *Server) countStream(authenticated bool) (leave func(), err error) {
 	n, unauthenticated := s.streams.Add(1), int64(0)
 	if !authenticated {
@@ -111,8 +114,7 @@ func (s *Server) waitForAdmission(ctx context.Context) error {
 }
 
 // acquireGenerator waits until a generator slot is free. The caller generates the client's resources and then calls
-// release. For first responses, only some of the slots are available, so that slots remain for pushes to connected
-// clients.
+// release. First responses may use only some of the slots, so that slots remain for pushes to connected clients.
 func (c *connection) acquireGenerator() (release func(), err error) {
 	slots := []chan struct{}{c.server.generators}
 	if c.firstOfType {

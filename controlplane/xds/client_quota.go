@@ -17,18 +17,18 @@ const (
 	// maxQuota is the maximum size in bytes of the subscriptions of one client.
 	maxQuota = 64 << 20
 	// freePerStream is the amount of memory of each stream that is not charged, because the number of streams already
-	// limits it. Thousands of proxies may share an identity, and most of them need less than this.
+	// limits it. Thousands of proxies may share an identity, and most of them need less than freePerStream.
 	freePerStream = 128 << 10
-	// freeOwnBytes is the size in bytes of a version map's overrides up to which they are not charged.
+	// freeOwnBytes: the overrides of a version map are charged only if they use more than this number of bytes.
 	freeOwnBytes = 256 << 10
 	// minRequests and maxRequests limit the request budget, in bytes. Between these limits, the request budget is a
-	// quarter of the budget for subscriptions, because the server uses several times a request's size while it handles
-	// the request.
+	// quarter of the budget for subscriptions: to handle a request, the server uses several times the request's size.
 	minRequests = 2 * maxRequest
 	maxRequests = 128 << 20
 )
 
-// quotas contains one quota per client, and limits their sum. It charges a page that several streams share only once.
+// quotas contains one quota per client, and limits their sum. If several streams share a page, quotas charges it only
+// once.
 type quotas struct {
 	maxBytes int64
 	requests *semaphore.Weighted // budget in bytes for the requests that are being read or handled
@@ -48,7 +48,7 @@ func newAccounts(memory int64) *quotas {
 	}
 }
 
-// quota is the memory that the server uses for the streams of one client.
+// quota counts and limits the memory that the server uses for the streams of one client.
 type quota struct {
 	all      *quotas
 	key      string
@@ -56,11 +56,11 @@ type quota struct {
 
 	// quotas.mu guards the fields below.
 	streams int
-	pages   map[*versionPage]int // number of version maps that share each page
+	pages   map[*versionPage]int // number of the client's version maps that share each page
 	bytes   int64
 }
 
-// acquire returns the quota of a client. It increments the number of the client's streams.
+// acquire returns the quota of the client that key identifies, and counts one more stream of the client.
 func (s *quotas) acquire(key string) *quota {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -73,8 +73,8 @@ func (s *quotas) acquire(key string) *quota {
 	return a
 }
 
-// release decrements the number of the client's streams. f is the footprint that was charged for the ended stream.
-// After the client's last stream, release deletes the quota.
+// release counts one stream of the client less, and no longer charges f, the footprint of the ended stream. After the
+// client's last stream, release deletes the quota.
 func (a *quota) release(f footprint) {
 	a.charge(f, footprint{})
 	a.all.mu.Lock()
@@ -98,7 +98,7 @@ func (a *quota) isChargedFor(p *versionPage) bool {
 	return p != nil && a.pages[p] > 0
 }
 
-// charge replaces the footprint that is charged for a stream.
+// charge replaces before, the footprint that is charged for a stream, by after.
 func (a *quota) charge(before, after footprint) {
 	s := a.all
 	s.mu.Lock()
@@ -132,8 +132,8 @@ func (s *quotas) totalBytes() int64 {
 	return s.bytes
 }
 
-// acquireRequest waits until size bytes are available in the client's request budget, and then until they are available
-// in the request budget of all clients.
+// acquireRequest reserves size bytes in the client's request budget, and then in the common request budget of all
+// clients. It waits until both have room. release returns the bytes.
 func (a *quota) acquireRequest(ctx context.Context, size int64) (release func(), err error) {
 	if err := a.requests.Acquire(ctx, size); err != nil {
 		return nil, err
@@ -183,7 +183,7 @@ func (c *connection) footprint() (f footprint, sum int64) {
 	return f, sum
 }
 
-// charge updates the memory that is charged to the client for the stream.
+// charge updates the memory that is charged to the client for this stream.
 func (c *connection) charge() {
 	f, sum := c.footprint()
 	if c.heldBytes = sum; sum <= freePerStream {
@@ -197,8 +197,8 @@ func (c *connection) charge() {
 	c.chargedFootprint = f
 }
 
-// availableBytes returns how many more bytes the stream may use. If the shared page is already charged to the client,
-// only maxNames limits them.
+// availableBytes returns how many more bytes the stream may use for a list of names. If the list is equal to the page
+// shared, and the page is already charged to the client, only maxNames limits the list.
 func (c *connection) availableBytes(shared *versionPage) int64 {
 	if c.quota.isChargedFor(shared) {
 		return maxNames
@@ -206,7 +206,7 @@ func (c *connection) availableBytes(shared *versionPage) int64 {
 	return max(c.quota.availableBytes(), freePerStream-c.heldBytes)
 }
 
-// sizeOf returns the bytes that are charged for names.
+// sizeOf returns the number of bytes that are charged for names.
 func sizeOf(names []string) int {
 	size := len(names) * nameCost
 	for _, name := range names {
@@ -215,7 +215,7 @@ func sizeOf(names []string) int {
 	return size
 }
 
-// acquireQuota returns the quota of the client with this Peer. It increments the number of the client's streams.
+// acquireQuota returns the quota of the client p, and counts one more stream of the client.
 func (s *Server) acquireQuota(p Peer) *quota {
 	if p.Identity != "" {
 		return s.authenticated.acquire(p.Identity)
@@ -223,8 +223,9 @@ func (s *Server) acquireQuota(p Peer) *quota {
 	return s.unauthenticated.acquire(sourceNetwork(p.Address).String())
 }
 
-// SourceNetwork returns the network that identifies a client without an identity: an IPv4 address, or an IPv6 network
-// with a prefix of 64 bits. In such an IPv6 network, one client may use any number of addresses.
+// SourceNetwork returns the network by which the server distinguishes clients without an identity. It is an IPv4
+// address, or an IPv6 network with a prefix of 64 bits, because one client may use any number of addresses in such a
+// network.
 func SourceNetwork(addr net.Addr) netip.Prefix { return sourceNetwork(addr.String()) }
 
 func sourceNetwork(address string) netip.Prefix {

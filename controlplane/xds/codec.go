@@ -11,14 +11,14 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// ServerOptions returns options for the gRPC servers with which a Server is registered. They are optional. Without
-// them, the server marshals each response for each client, and uses memory for each client that is reading it.
+// ServerOptions returns options for the gRPC servers with which a Server is registered. The options save memory:
+// without them, the server marshals each response for each client, and retains the copy until the client has read it.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.ForceServerCodecV2(codec{encoding.GetCodecV2("proto")})}
 }
 
-// codec encodes delta responses from the encoded resources that all clients share. It passes all other messages to the
-// standard codec.
+// codec assembles delta responses from the encoded resources that all clients share. It passes all other messages to
+// the standard codec.
 type codec struct{ encoding.CodecV2 }
 
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
@@ -37,7 +37,8 @@ const (
 	anyType, anyValue = 1, 2
 )
 
-// deltaResponse is a response that is about to be sent. It implements proto.Message for codecs other than codec.
+// deltaResponse is a delta response that is about to be sent. It implements proto.Message, so that other codecs can
+// encode it too.
 type deltaResponse struct{ *response }
 
 // encode returns the response's bytes. The bytes of resources are shared, not copied.
@@ -100,8 +101,8 @@ func encodeResource(r *Resource) *encodedResource {
 	return &encodedResource{name: r.Name, version: r.Version, body: r.Body, bytes: mem.SliceBuffer(b), value: b[len(b)-len(r.Body.GetValue()):]}
 }
 
-// appendResource returns the encoding of a resource field of a response, in a buffer of exactly the necessary size. The
-// resource's value is at the end of the buffer.
+// appendResource encodes a resource as a field of a DeltaDiscoveryResponse. It allocates a buffer of exactly the
+// necessary size. value is at the end of the buffer.
 func appendResource(name, version string, aliases []string, typeURL string, value []byte) []byte {
 	body := protowire.SizeTag(anyType) + protowire.SizeBytes(len(typeURL)) + protowire.SizeTag(anyValue) + protowire.SizeBytes(len(value))
 	size := protowire.SizeTag(resourceBody) + protowire.SizeBytes(body)

@@ -15,7 +15,8 @@ import (
 // above 32 KiB, which is too much when hundreds of clients reconnect at the same time.
 var requestBuffers = mem.NewTieredBufferPool(1<<10, 16<<10, 64<<10, 128<<10, 256<<10, 512<<10, 1<<20)
 
-// Field numbers of those DeltaDiscoveryRequest fields that may have thousands of elements, and of a map entry.
+// Field numbers of those DeltaDiscoveryRequest fields that may have thousands of elements, and of the key and value of
+// a map entry.
 const (
 	requestSubscribe, requestUnsubscribe, requestInitial = 3, 4, 5
 
@@ -33,8 +34,8 @@ type deltaRequest struct {
 	subscribePage, initialPage *versionPage // cached pages that have the same content as the request's lists
 }
 
-// unmarshal reads the names of the request as substrings of one string, and the other fields into message. If a list is
-// equal to a cached page, unmarshal uses the page instead.
+// unmarshal decodes the request b. The names become substrings of one string, and the other fields are decoded into
+// message. If a list is equal to a cached page, unmarshal uses the page instead.
 func (r *deltaRequest) unmarshal(b []byte) error {
 	r.preparePages(b)
 	all, text := b, ""
@@ -72,8 +73,8 @@ func (r *deltaRequest) unmarshal(b []byte) error {
 	return proto.Unmarshal(rest, &r.message)
 }
 
-// preparePages searches for cached pages that are equal to the request's lists. If there are none, it allocates the
-// lists.
+// preparePages searches for cached pages that are equal to the request's lists. It allocates the lists for which there
+// is no page.
 func (r *deltaRequest) preparePages(b []byte) {
 	names, versions := entryIterator{b, requestSubscribe}, entryIterator{b, requestInitial}
 	if n, sum := names.sum(); n >= pageSize && r.pages != nil {
@@ -88,8 +89,8 @@ func (r *deltaRequest) preparePages(b []byte) {
 	}
 }
 
-// entryIterator iterates over one field of an encoded request. It yields the names, and the versions if there are any.
-// If the request is malformed, the iteration stops there, and unmarshal reports the error.
+// entryIterator iterates over the elements of one field of an encoded request: names, and versions if the field is
+// initial_resource_versions. If the request is malformed, the iteration stops, and unmarshal reports the error.
 type entryIterator struct {
 	request []byte
 	field   protowire.Number
@@ -173,7 +174,7 @@ func (r *deltaRequest) addName(field protowire.Number, value string) error {
 
 // addInitialVersion adds one encoded entry of initial_resource_versions.
 func (r *deltaRequest) addInitialVersion(entry string) error {
-	// This slice is only read. The strings that are stored are substrings of entry.
+	// This conversion is safe, because the slice is only read. The stored strings are substrings of entry.
 	encoded := unsafe.Slice(unsafe.StringData(entry), len(entry))
 	for b := encoded; len(b) > 0; {
 		_, _, n := protowire.ConsumeField(b)
@@ -193,7 +194,7 @@ func (r *deltaRequest) addInitialVersion(entry string) error {
 	return nil
 }
 
-// toRequest returns the decoded request. The request may have been decoded by any codec.
+// toRequest returns the decoded request. It accepts requests that another codec decoded: their lists are in message.
 func (r *deltaRequest) toRequest() *request {
 	m := &r.message
 	out := &request{

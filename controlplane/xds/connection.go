@@ -18,16 +18,16 @@ import (
 
 var errStopping = status.Error(codes.Unavailable, "the control plane is stopping: connect again")
 
-// pendingPush contains one change, or several merged changes, that the server has not processed yet for a client.
+// pendingPush is a change, or several merged changes, that the server has not processed yet for a client.
 type pendingPush struct {
-	state         State
-	version       string
-	change        Change
-	since, queued time.Time
+	state             State
+	version           string
+	change            Change
+	changedAt, queued time.Time
 }
 
-// connection is one client's stream. Only the stream's own goroutine writes the fields below mu, and it holds mu while
-// it does, so that other goroutines can read them for the status. The stream's goroutine reads them without the lock.
+// connection is one client's stream. Only the stream's own goroutine writes the fields below mu. It locks mu to write
+// them, so that other goroutines can read them for the status, and reads them without the lock.
 type connection struct {
 	server    *Server
 	stream    stream
@@ -42,7 +42,8 @@ type connection struct {
 	recvErr   chan error
 	wake      chan struct{} // has one element when a push is pending
 	calls     chan func()
-	// Runs while removals wait until the server has responded to the other requests of a reconnecting client.
+	// removalTimer runs while removalsDelayed is set: removals wait until the server has responded to the other
+	// requests of a reconnecting client.
 	removalTimer    *time.Timer
 	removalsDelayed bool
 	ackTimer        *time.Timer // runs while dirty types wait for the client's ACKs
@@ -53,20 +54,20 @@ type connection struct {
 	firstOfType     bool        // the current request is the first one for its type
 	removalsPending bool        // additions were sent, and the corresponding removals were not sent yet
 	dirtySince      time.Time   // time of the oldest change in dirty
-	// owedClusters contains clusters whose assignments the server has to send when the client first requests
-	// assignments, even if the client reports that it has them.
+	// owedClusters contains the clusters that were sent before the client's first request for assignments. The response
+	// to that request must contain their assignments, even if the client reports that it has them.
 	owedClusters []*Resource
 	vhds         vhdsState
-	// resumedRoutes contains the route configurations without inline virtual hosts that a reconnecting client reports.
-	// It is nil after the client's first request for virtual hosts.
+	// resumedRoutes contains those route configurations that a reconnecting client reports and that have no inline
+	// virtual hosts. It is nil after the client's first request for virtual hosts.
 	resumedRoutes map[string]bool
 	// vhdsDisabled: the server sends virtual hosts only inline, and does not answer requests for them.
 	vhdsDisabled     bool
 	onDemandNames    map[string]*onDemandName // names of virtual hosts for which HTTP requests wait
 	quota            *quota
 	chargedFootprint footprint // memory that is charged to the quota for this stream
-	heldBytes        int64     // all memory of the stream, including memory that is not charged
-	nodeBytes        int64     // bytes charged for a large node
+	heldBytes        int64     // bytes that the server uses for the stream, including those that are not charged
+	nodeBytes        int64     // bytes that are charged for the node, if it is large
 	nonces           uint64
 	state            State
 	version          string
@@ -77,9 +78,9 @@ type connection struct {
 	mu       sync.Mutex
 	subs     map[string]*subscription
 	degraded string               // the reason of the last report of DegradationType
-	dirty    map[string]TypeScope // resources that differ from those of the client, or may differ, by type
-	// transitioning is set while a push or request is being processed, and its effects are neither recorded in dirty
-	// nor sent yet.
+	dirty    map[string]TypeScope // resources that may differ from the client's resources, by type
+	// transitioning is set while a push or request is being processed, from its start until its effects are recorded in
+	// dirty or sent.
 	transitioning bool
 }
 
@@ -117,8 +118,9 @@ func (s *Server) serve(w stream) error {
 	return c.run(first)
 }
 
-// awaitFirstRequest returns the first request. It is a separate function so that serve's stack frame has no reference
-// to the request and its memory can be freed. The request of a reconnecting client lists all its resources.
+// awaitFirstRequest returns the first request, or an error if none arrives in time. It is a separate function so that
+// serve's stack frame has no reference to the request. The memory of the request can then be freed, which is large if a
+// reconnecting client lists all its resources.
 func (c *connection) awaitFirstRequest() (*request, error) {
 	timer := time.NewTimer(firstRequestTimeout)
 	defer timer.Stop()
@@ -143,7 +145,7 @@ func peerAddress(ctx context.Context) string {
 	return ""
 }
 
-// receive passes requests to the stream's goroutine until the stream ends.
+// receive reads requests and passes them to the stream's goroutine until the stream ends.
 func (c *connection) receive() {
 	for {
 		r, err := c.stream.recv(c)
@@ -203,8 +205,8 @@ func (c *connection) run(first *request) error {
 // clientLogInterval is the minimum time between two log lines of one kind about clients without an identity.
 const clientLogInterval = time.Minute
 
-// logConnect logs that the client connected, and returns the function that logs the end of the stream. It limits the
-// rate of log lines about clients without an identity. If it did not log the start, the returned function logs nothing.
+// logConnect logs that the client connected, and returns a function that logs the end of the stream. It limits the rate
+// of log lines about clients without an identity. If it skips the first line, the returned function logs nothing.
 func (c *connection) logConnect() (logEnd func(error)) {
 	log := c.log
 	if c.peer.Identity == "" {
@@ -220,7 +222,7 @@ func (c *connection) logConnect() (logEnd func(error)) {
 	}
 }
 
-// logRefusal logs that the node was refused. It limits the rate of log lines about clients without an identity.
+// logRefusal logs that the stream was refused. It limits the rate of log lines about clients without an identity.
 func (c *connection) logRefusal(err error) {
 	log := c.log
 	if c.peer.Identity == "" {
@@ -247,7 +249,7 @@ func (c *connection) loop() error {
 	for {
 		err := c.drainRequests()
 		if err == nil {
-			err = c.advance() // the request that was just read may be the ACK for which dirty types wait
+			err = c.advance() // a request just handled may be the ACK for which dirty types wait
 		}
 		if err != nil {
 			return err
@@ -333,9 +335,9 @@ func (c *connection) handleNow(r *request) error {
 	return c.handleDelta(r)
 }
 
-// shouldDefer reports whether a reconnected client requests resources that may refer to clusters before it has
-// requested clusters. If the server responded immediately, the client would route traffic to clusters that it does not
-// have yet.
+// shouldDefer reports whether the response to r must wait until the client requests clusters: a reconnected client
+// requests resources that may refer to clusters. If the server responded immediately, the client would route traffic to
+// clusters that it does not have yet.
 func (c *connection) shouldDefer(r *request) bool {
 	switch r.typeURL {
 	case ListenerType, RouteType, VirtualHostType:
@@ -349,7 +351,7 @@ func (c *connection) shouldDefer(r *request) bool {
 	return false
 }
 
-// beginTransition makes the status report Pushing until the function that it returns is called.
+// beginTransition sets transitioning until end is called. The status then reports Pushing.
 func (c *connection) beginTransition() (end func()) {
 	set := func(taking bool) {
 		c.mu.Lock()
@@ -378,7 +380,7 @@ func (c *connection) releaseDeferred() {
 	}
 }
 
-// enqueue merges a push into the pending one. It does not block.
+// enqueue makes p the pending push, or merges it into the pending push. It does not block.
 func (c *connection) enqueue(p pendingPush) {
 	c.pendingMu.Lock()
 	defer c.pendingMu.Unlock()
@@ -396,7 +398,7 @@ func (c *connection) enqueue(p pendingPush) {
 
 func mergeChanges(a, b Change) Change {
 	if a == nil || b == nil {
-		return nil // the server does not know the change between the two states
+		return nil // unknown change: everything may differ
 	}
 	return a.Merge(b)
 }
@@ -409,8 +411,8 @@ func (c *connection) takePending() *pendingPush {
 	return p
 }
 
-// runInStream runs f in the stream's goroutine, in which f may use the client's state and its Proxy. It returns an
-// error if the stream or ctx ends before f ran.
+// runInStream runs f in the stream's goroutine and waits for it. There, f may use the client's state and its Proxy.
+// runInStream returns an error if the stream or ctx ends before f starts.
 func (c *connection) runInStream(ctx context.Context, f func()) error {
 	done := make(chan struct{})
 	select {
@@ -424,7 +426,7 @@ func (c *connection) runInStream(ctx context.Context, f func()) error {
 	return nil
 }
 
-// add registers a connection. From then on, the connection receives all pushes after the current state.
+// add registers c and assigns its id and the newest state. From then on, c receives all pushes.
 func (s *Server) add(c *connection) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

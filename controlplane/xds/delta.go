@@ -8,7 +8,7 @@ import (
 // wildcardName is the name with which a client subscribes to all resources that the server has for it.
 const wildcardName = "*"
 
-// handleDelta records the ACK, NACK and subscriptions of a delta request, and responds to it.
+// handleDelta records the ACK or NACK and the subscriptions of the delta request r, and responds to it.
 func (c *connection) handleDelta(r *request) error {
 	switch {
 	case isReport(r.typeURL):
@@ -31,8 +31,8 @@ func (c *connection) handleDelta(r *request) error {
 	c.mu.Lock()
 	sub, fresh := c.subscription(r.typeURL)
 	if fresh && r.typeURL == RouteType {
-		// Clients also report route configurations that they received after they had unsubscribed from them. Envoy
-		// dropped these.
+		// Clients also report route configurations that arrived after they had unsubscribed from them. Envoy has
+		// dropped these, so ignore them.
 		r.initial, r.initialPage = maps.Clone(r.initial), nil
 		maps.DeleteFunc(r.initial, func(name, _ string) bool { return !slices.Contains(r.subscribe, name) })
 	}
@@ -111,7 +111,7 @@ func (c *connection) answerRoutes(sub *subscription, a newSubscriptions, r *requ
 
 // newSubscriptions contains the resources to which a request newly subscribes.
 type newSubscriptions struct {
-	names versionMap // resources that must be sent or reported as nonexistent, even if the client reports to have them
+	names versionMap // resources to send or to report as nonexistent, even if the client has them
 	// uncertain contains names from which the client unsubscribed while it also subscribes to the wildcard. The client
 	// cannot determine whether it still has these resources.
 	uncertain map[string]struct{}
@@ -123,7 +123,8 @@ func (a newSubscriptions) isEmpty() bool {
 	return a.names.len() == 0 && len(a.uncertain) == 0 && !a.wildcard
 }
 
-// subscribeDelta applies a request's subscriptions and returns the new ones.
+// subscribeDelta applies the subscriptions of r and returns the new ones. If fresh is set, r is the first request for
+// the type, and its initial resources become known.
 func (s *subscription) subscribeDelta(r *request, fresh bool) newSubscriptions {
 	a := newSubscriptions{uncertain: map[string]struct{}{}}
 	var has map[string]string
@@ -166,15 +167,15 @@ func (s *subscription) subscribeDelta(r *request, fresh bool) newSubscriptions {
 	return a
 }
 
-// subscribeNames subscribes to names. It returns the names for which a response is necessary: those that has, the
-// client's report of its resources, does not contain. held is the cached page with these names, or nil.
-func (s *subscription) subscribeNames(names []string, held *versionPage, has map[string]string) (unclaimed versionMap) {
+// subscribeNames subscribes to names. page is the cached page with these names, or nil. has contains the resources that
+// the client reports. subscribeNames returns the names that are not in has: they need a response.
+func (s *subscription) subscribeNames(names []string, page *versionPage, has map[string]string) (unclaimed versionMap) {
 	first := s.names.len() == 0
 	if !first || len(names) < pageSize {
 		names = cloneNames(names)
 	}
-	if first && held != nil {
-		s.names.share(held)
+	if first && page != nil {
+		s.names.share(page)
 	} else {
 		s.names.addAll(s.pages, len(names), withoutVersions(names))
 		s.names.compact(s.pages)
@@ -204,8 +205,8 @@ func (s *subscription) dropWildcard() {
 	}
 }
 
-// answerFirst responds to the first request for a type on a stream. If a reconnecting client has all resources, the
-// server sends no response. All other clients wait for a response, so the server sends one even if it is empty.
+// answerFirst responds to the first request for a type on a stream. It sends no response to a reconnecting client that
+// has all resources. All other clients wait for a response, so answerFirst sends one even if it is empty.
 func (c *connection) answerFirst(sub *subscription, a newSubscriptions) error {
 	forced := a.names.copy()
 	if sub.typeURL == EndpointType {
@@ -228,7 +229,7 @@ func (c *connection) answerFirst(sub *subscription, a newSubscriptions) error {
 	return c.deliver(sub, d.send, removed, !a.resumed)
 }
 
-// answerMore responds to a later request, which subscribes to more resources.
+// answerMore responds to a request that subscribes to more resources of a type.
 func (c *connection) answerMore(sub *subscription, a newSubscriptions) error {
 	all := a.wildcard || len(a.uncertain) > 0
 	want, err := c.generate(sub, all, a.names.sorted())
@@ -248,7 +249,7 @@ func (c *connection) answerMore(sub *subscription, a newSubscriptions) error {
 	return c.deliver(sub, send, missing, true)
 }
 
-// namesWithoutResource returns the names that no resource has, sorted.
+// namesWithoutResource returns those of names that none of resources has, sorted.
 func namesWithoutResource(names versionMap, resources []*Resource) []string {
 	found := 0
 	for _, r := range resources {

@@ -10,16 +10,16 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Limits on the memory that the server uses because of one client. gRPC limits the size of each message. These
+// Limits on the memory that the server uses for one stream or client. maxRequest limits each message, and these
 // constants limit the total.
 const (
 	// maxNode limits the node of a client, in bytes: Kubernetes allows 256 KiB of annotations per pod.
 	maxNode = 1 << 20
 	// maxName is the maximum length in bytes of a resource's name.
 	maxName = 1 << 10
-	// maxNames is a limit on the names of one type: on those to which a stream subscribes, and on those that its client
-	// reports to have. It is in bytes, and each name counts nameCost bytes in addition to its length. It permits a
-	// quarter of a million names of typical length.
+	// maxNames limits, in bytes, the names of one type to which a stream subscribes, and the names of resources that
+	// its client reports. Each name counts nameCost bytes in addition to its length. The limit permits a quarter of a
+	// million names of typical length.
 	maxNames = 32 << 20
 	nameCost = 64
 	// nodeFactor is the ratio of a node's size in memory to its encoded size.
@@ -30,7 +30,8 @@ const (
 	maxDeferred = 16
 )
 
-// checkNode returns an error if the stream's node is too large. It charges a large node to the client's memory limit.
+// checkNode returns an error if the node of the request r is too large. It charges a node that exceeds freePerStream to
+// the client's memory limit.
 func (c *connection) checkNode(r *request) error {
 	size := proto.Size(r.node)
 	if size > maxNode {
@@ -44,7 +45,8 @@ func (c *connection) checkNode(r *request) error {
 	return nil
 }
 
-// checkClaims returns an error if the client reports more resources than the server can store.
+// checkClaims returns an error if the names and versions of the resources that the client reports exceed maxNames or
+// available bytes.
 func checkClaims(r *request, available int64) error {
 	size := 0
 	for name, version := range r.initial {
@@ -57,9 +59,9 @@ func checkClaims(r *request, available int64) error {
 	return nil
 }
 
-// limitNames removes from a request the names that the client cannot subscribe to. excess contains names that are too
-// long, or that exceed the limits. invalid contains names that no resource of the type can have. available is how many
-// more bytes the client's streams may use.
+// limitNames removes names from r to which the client cannot subscribe. excess contains names that are too long, or
+// that exceed the limits. invalid contains names that no resource of the type can have. available is how many more
+// bytes the client's streams may use.
 func (s *subscription) limitNames(r *request, available int64, valid func(name string) bool) (excess, invalid []string) {
 	if len(r.names) > 0 { // in SotW, the list replaces all earlier names
 		r.names, excess, invalid = s.fitNames(r.names, 0, available, valid)
@@ -72,8 +74,8 @@ func (s *subscription) limitNames(r *request, available int64, valid func(name s
 	return excess, invalid
 }
 
-// fitNames splits names into those to which the client may subscribe, and the excess and invalid ones. held is the size
-// in bytes of other names in the subscription.
+// fitNames splits names into those to which the client may subscribe (fit), excess and invalid ones. held is the size
+// in bytes of the other names in the subscription.
 func (s *subscription) fitNames(names []string, held int, available int64, valid func(name string) bool) (fit, excess, invalid []string) {
 	size, ok := held, true
 	for _, name := range names {
@@ -111,7 +113,8 @@ func (c *connection) validName(typeURL string) func(name string) bool {
 	return func(name string) bool { return isValid == nil || name == wildcardName || isValid(typeURL, name) }
 }
 
-// reportExcess counts names that the server ignored because of limits, and logs this once per type and stream.
+// reportExcess counts the names that the server ignores because of limits, and logs the first occurrence for each type
+// and stream.
 func (c *connection) reportExcess(sub *subscription, excess []string) {
 	if len(excess) == 0 {
 		return
@@ -126,8 +129,8 @@ func (c *connection) reportExcess(sub *subscription, excess []string) {
 		"names", len(excess), "first", strings.ToValidUTF8(first[:min(len(first), 100)], ""), "maxNameBytes", maxName, "maxBytesOfAll", maxNames)
 }
 
-// answerExcess reports excess virtual hosts as nonexistent, because HTTP requests wait for them. For excess names of
-// other types, the server sends no response.
+// answerExcess reports excess names of virtual hosts as nonexistent, because HTTP requests wait for them. The server
+// does not respond to excess names of other types.
 func (c *connection) answerExcess(sub *subscription, excess []string) error {
 	if c.hooks.ResolveOnDemand == nil || sub.typeURL != VirtualHostType || len(excess) == 0 {
 		return nil
@@ -135,8 +138,8 @@ func (c *connection) answerExcess(sub *subscription, excess []string) error {
 	return c.dispatch(sub, &response{notFound: excess})
 }
 
-// answerInvalid reports invalid names as nonexistent once, and does not store them. If a request contains more than
-// maxInvalidAnswered of them, the server ignores all of them.
+// answerInvalid reports the invalid names of a request as nonexistent. The server does not store them. answerInvalid
+// ignores the names if there are more than maxInvalidAnswered.
 func (c *connection) answerInvalid(sub *subscription, invalid []string) error {
 	if len(invalid) == 0 || len(invalid) > maxInvalidAnswered || sub.typeURL == VirtualHostType {
 		return nil
@@ -144,8 +147,8 @@ func (c *connection) answerInvalid(sub *subscription, invalid []string) error {
 	return c.dispatch(sub, &response{removed: cloneNames(invalid)})
 }
 
-// answerUnserved reports that no resources exist for a type that the server does not serve. It stores no data about the
-// request.
+// answerUnserved responds to a request for a type that the server does not serve: it reports the requested resources as
+// nonexistent. The server stores no data about the request.
 func (c *connection) answerUnserved(r *request) error {
 	absent := slices.Concat(r.subscribe, mapKeys(r.initial))
 	if r.nonce != "" && len(absent) == 0 { // this is the client's ACK or NACK of such a response
@@ -155,8 +158,8 @@ func (c *connection) answerUnserved(r *request) error {
 	return c.send(&response{typeURL: r.typeURL, version: c.version, nonce: strconv.FormatUint(c.nonces, 10), removed: absent})
 }
 
-// cloneNames returns copies of names. The originals are substrings of a request, and a reference to them would prevent
-// that the request's memory is freed.
+// cloneNames returns copies of names. The originals are substrings of a request. A stored reference to one would retain
+// the memory of the whole request.
 func cloneNames(names []string) []string {
 	out := make([]string, len(names))
 	for i, name := range names {

@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics contains the server's metrics. If istiod has an equivalent metric, the names are the same, so that dashboards
+// metrics contains the server's metrics. A metric has istiod's name if istiod has an equivalent one, so that dashboards
 // for istiod work.
 type metrics struct {
 	clients                                                      prometheus.Gauge
@@ -61,8 +61,8 @@ var shortTypes = map[string]string{
 	SecretType: "sds", ExtensionType: "ecds", NameTableType: "nds", ProxyConfigType: "pcds", RevocationType: "revocations",
 }
 
-// shortType returns the name of a type for metrics and logs. All types that the server does not serve have the same
-// name, because clients can request any type.
+// shortType returns the name of a type for metrics and logs. It returns "other" for all types that the server does not
+// serve, because clients can request any type, and each name is a time series.
 func shortType(typeURL string) string {
 	if short, ok := shortTypes[typeURL]; ok {
 		return short
@@ -73,7 +73,8 @@ func shortType(typeURL string) string {
 	return "other"
 }
 
-// ShortType returns the usual abbreviation of a type (cds, eds, lds, rds, nds), or the last word of its URL.
+// ShortType returns the usual abbreviation of the type (cds, eds, lds, rds, nds). If there is none, it returns the last
+// word of typeURL.
 func ShortType(typeURL string) string {
 	if short, ok := shortTypes[typeURL]; ok {
 		return short

@@ -6,19 +6,19 @@ const (
 	// freeNACKs is the number of NACKs of a type that the server handles without delay. If one of many resources is
 	// invalid, Envoy rejects several partial responses before the server has isolated the invalid resource.
 	freeNACKs = 10
-	// nackResetInterval is the time without a NACK of a type after which the count of its NACKs is reset. An ACK does
-	// not reset it, because a faulty client may alternate between ACKs and NACKs.
+	// nackResetInterval: when no NACK of a type arrived for this time, the count of its NACKs is reset. An ACK does not
+	// reset the count, because a faulty client may alternate between ACKs and NACKs.
 	nackResetInterval = 10 * time.Second
-	// maxDelayFactor limits the pause before the server reads the next request of a client that sends many NACKs in
-	// succession. It is a multiple of the time that the server needed to handle the request. The factor is 1 after the
-	// first NACK beyond freeNACKs, and doubles with each further one. maxNACKDelay is the maximum pause.
+	// After a NACK beyond freeNACKs, the server pauses before it reads the client's next request. The pause is a
+	// multiple of the time that the server needed to handle the NACK. The factor is 1 at first, and doubles with each
+	// further NACK up to maxDelayFactor. maxNACKDelay is the maximum pause.
 	maxDelayFactor = 100
 	maxNACKDelay   = 5 * time.Second
-	// minNACKDelay is the minimum pause for which the server starts a timer.
+	// minNACKDelay is the minimum pause: the server does not pause for a shorter time.
 	minNACKDelay = time.Millisecond
 )
 
-// nackBackoff counts NACKs of one type that follow the previous one within nackResetInterval.
+// nackBackoff counts the NACKs of one type, each of which followed the previous one within nackResetInterval.
 type nackBackoff struct {
 	count int
 	last  time.Time
@@ -31,9 +31,9 @@ func (r *nackBackoff) add(now time.Time) {
 	r.count, r.last = r.count+1, now
 }
 
-// delay returns the pause before the server reads the next request of the client. took is the time that the server
-// needed to handle the last request. 0 means no pause.
-func (r *nackBackoff) delay(took time.Duration, now time.Time) time.Duration {
+// delay returns the pause before the server reads the next request of the client; 0 means no pause. handling is the
+// time that the server needed to handle the last request.
+func (r *nackBackoff) delay(handling time.Duration, now time.Time) time.Duration {
 	beyond := r.count - freeNACKs
 	if beyond < 0 || now.Sub(r.last) >= nackResetInterval {
 		return 0
@@ -42,15 +42,15 @@ func (r *nackBackoff) delay(took time.Duration, now time.Time) time.Duration {
 	if beyond < 7 { // 1<<7 exceeds maxDelayFactor
 		factor = min(1<<beyond, maxDelayFactor)
 	}
-	if rest := min(time.Duration(factor)*took, maxNACKDelay); rest >= minNACKDelay {
+	if rest := min(time.Duration(factor)*handling, maxNACKDelay); rest >= minNACKDelay {
 		return rest
 	}
 	return 0
 }
 
-// handleWithBackoff handles a request. If the client sends many NACKs in succession, it then pauses reading from the
-// client. Handling a NACK is expensive, because the server searches for its cause, and the rate of a client's requests
-// has no other limit. Pushes to the client continue during the pause.
+// handleWithBackoff calls handle for r. If the client sends many NACKs in succession, it then pauses reading from the
+// client: a NACK is expensive, because the server searches for its cause, and nothing else limits the rate of a
+// client's requests. Pushes to the client continue during the pause.
 func (c *connection) handleWithBackoff(r *request, handle func(*request) error) error {
 	start := time.Now()
 	err := handle(r)

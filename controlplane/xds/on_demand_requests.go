@@ -7,13 +7,13 @@ import (
 )
 
 // Envoy can request a virtual host on demand, when the first HTTP request needs it. The requested name contains the
-// host of the HTTP request. The name can differ from that of the resource. Envoy delays the HTTP request until a
+// host of the HTTP request, and can differ from the name of the resource. Envoy delays the HTTP request until a
 // response maps the name to a resource (an alias) or reports that there is none. Envoy requests each name once per
 // stream. Only Envoy's own timeouts limit the wait, and Envoy does not accept a removal as the response. The server
 // therefore responds to each requested name, even if the client rejects the resource.
 
-// maxOnDemandNames limits the names that wait for a response. A client reaches the limit only if it requests names of
-// unknown route configurations.
+// maxOnDemandNames limits the names of one stream that wait for a response. The server ignores further names. A client
+// reaches the limit only if it requests names of unknown route configurations.
 const maxOnDemandNames = 10_000
 
 // onDemandName is a requested name that waits for a response.
@@ -24,7 +24,7 @@ type onDemandName struct {
 }
 
 // addOnDemandNames records that HTTP requests wait for names. It returns false if the client's Proxy cannot resolve
-// them.
+// names.
 func (c *connection) addOnDemandNames(names []string) bool {
 	if c.hooks.ResolveOnDemand == nil {
 		return false
@@ -40,7 +40,7 @@ func (c *connection) addOnDemandNames(names []string) bool {
 	return true
 }
 
-// unansweredNames returns the names without a response, sorted.
+// unansweredNames returns the on-demand names for which no response was sent, sorted.
 func (c *connection) unansweredNames() []string {
 	var names []string
 	for name, w := range c.onDemandNames {
@@ -52,8 +52,9 @@ func (c *connection) unansweredNames() []string {
 	return names
 }
 
-// resolveOnDemandNames resolves the names without a response, and sends the resources that must precede them. If the
-// server sends a virtual host later, it adds the names that resolve to it.
+// resolveOnDemandNames resolves the on-demand names for which no response was sent, and sends the clusters that must
+// precede their virtual hosts. The next response that contains one of these virtual hosts then also answers the names
+// that resolve to it.
 func (c *connection) resolveOnDemandNames() error {
 	names := c.unansweredNames()
 	if len(names) == 0 {
@@ -67,8 +68,8 @@ func (c *connection) resolveOnDemandNames() error {
 	return c.sendClustersBefore(VirtualHostType)
 }
 
-// callResolveOnDemand calls Hooks.ResolveOnDemand. After a panic, it treats the names as unresolvable: a defect in one
-// client's configuration must not crash the control plane.
+// callResolveOnDemand calls Hooks.ResolveOnDemand. After a panic, it treats the names as unresolvable: an error that
+// one client's configuration triggers must not crash the control plane.
 func (c *connection) callResolveOnDemand(names []string) (targets map[string]string, before PushScope) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -78,9 +79,9 @@ func (c *connection) callResolveOnDemand(names []string) (targets map[string]str
 	return c.hooks.ResolveOnDemand(c.state, names)
 }
 
-// answerOnDemand responds to all waiting names whose route configuration the client has. It sends the resources to
-// which they resolve, even if the client has them. The same response contains all other changes of their route
-// configuration.
+// answerOnDemand responds to all on-demand names that belong to route configurations of the client. It sends the
+// virtual hosts to which the names resolve, even if the client has them. The response for a route configuration also
+// contains all other changes of its virtual hosts.
 func (c *connection) answerOnDemand(hosts *subscription) error {
 	if err := c.resolveOnDemandNames(); err != nil {
 		return err
@@ -130,14 +131,14 @@ func (d difference) contains(r *Resource) bool {
 	return slices.Contains(d.send, r) || slices.ContainsFunc(d.retries, func(part []*Resource) bool { return slices.Contains(part, r) })
 }
 
-// isRefusedAlone reports whether the client rejected this version in a response that contained no other resource.
+// isRefusedAlone reports whether the client rejected this version of r in a response that contained no other resource.
 func (s *subscription) isRefusedAlone(r *Resource) bool {
 	refused, ok := s.refused[r.Name]
 	return ok && refused.alone && refused.version == r.Version
 }
 
-// attachOnDemandAnswers adds aliases to the virtual hosts in a response: the waiting names that resolve to them. It
-// records that the response answers these names, and the names that do not resolve.
+// attachOnDemandAnswers adds aliases to the virtual hosts in r: the on-demand names that resolve to them. It records
+// that r answers these names, and the names in r.notFound.
 func (c *connection) attachOnDemandAnswers(r *response) {
 	byTarget := map[string][]string{}
 	for _, name := range c.unansweredNames() {
@@ -160,8 +161,8 @@ func (c *connection) attachOnDemandAnswers(r *response) {
 	}
 }
 
-// settleOnDemandNames handles the ACK or NACK of a response to on-demand names. After an ACK the names no longer wait.
-// After a NACK they need another response.
+// settleOnDemandNames handles the ACK or NACK of answer. After an ACK, the on-demand names in answer no longer wait.
+// After a NACK, they need another response.
 func (c *connection) settleOnDemandNames(answer *sentResponse, refused bool) {
 	for name, w := range c.onDemandNames {
 		switch {

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// takePush starts to process the pending push. It makes the push's state the client's current one, and marks the
-// affected types dirty. Changes that are already dirty are sent together with it.
+// takePush starts to process the pending push: it makes the push's state the client's current state, and marks the
+// affected resources dirty. Resources that are still dirty from earlier pushes are sent together with them.
 func (c *connection) takePush() {
 	defer c.beginTransition()()
 	p := c.takePending()
@@ -19,11 +19,12 @@ func (c *connection) takePush() {
 	c.mu.Lock()
 	c.state, c.version = p.state, p.version
 	c.mu.Unlock()
-	c.markDirty(c.pushScope(p.change), p.since)
+	c.markDirty(c.pushScope(p.change), p.changedAt)
 }
 
-// markDirty marks resources that the client may lack. since is the time of the change.
-func (c *connection) markDirty(scope PushScope, since time.Time) {
+// markDirty records that the resources in scope may differ from the client's resources. changedAt is the time of the
+// change.
+func (c *connection) markDirty(scope PushScope, changedAt time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for typeURL, sub := range c.subs {
@@ -32,7 +33,7 @@ func (c *connection) markDirty(scope PushScope, since time.Time) {
 			continue
 		}
 		if len(c.dirty) == 0 {
-			c.dirtySince = since
+			c.dirtySince = changedAt
 		}
 		c.dirty[typeURL] = c.dirty[typeURL].union(t)
 	}
@@ -47,9 +48,9 @@ func (t TypeScope) union(other TypeScope) TypeScope {
 }
 
 // advance sends dirty types as far as the client's ACKs allow. It sends the additions of all types in Order, then
-// removals in reverse order. At most one response of each type is without an ACK or NACK. Types that refer to clusters
-// wait until the client has ACKed the clusters that were sent. Removals wait until the client has ACKed the types that
-// may refer to the removed resources. No wait exceeds Config.Await.
+// removals in reverse order. A type waits until the client has answered its last response by an ACK or NACK. Types that
+// refer to clusters also wait for the ACK of the clusters. Removals wait for the ACKs of the types that may refer to
+// the removed resources. No wait exceeds Config.Await.
 func (c *connection) advance() error {
 	if len(c.dirty) == 0 && !c.removalsPending {
 		return nil
@@ -79,7 +80,8 @@ func (c *connection) advance() error {
 	return c.startRemovals(held)
 }
 
-// startRemovals sends removals if no additions remain. held is the remaining time for which dirty types must wait.
+// startRemovals sends the scheduled removals if no additions remain. held is the remaining time for which dirty types
+// must wait.
 func (c *connection) startRemovals(held time.Duration) error {
 	if len(c.dirty) == 0 {
 		if c.removalsPending && !c.dirtySince.IsZero() {
@@ -112,7 +114,7 @@ func (c *connection) clearDirty(typeURL string) {
 	c.removalsPending = true
 }
 
-// remainingAckWait returns how long to wait for the client's ACK of the last response of a type; 0 means no wait.
+// remainingAckWait returns how long to wait for the client's ACK of the last response of the type; 0 means no wait.
 func (c *connection) remainingAckWait(sub *subscription) time.Duration {
 	if len(sub.outstanding) == 0 {
 		return 0
@@ -120,8 +122,7 @@ func (c *connection) remainingAckWait(sub *subscription) time.Duration {
 	return max(0, c.server.cfg.Await-time.Since(sub.outstanding[len(sub.outstanding)-1].at))
 }
 
-// isReferenced reports whether other types refer to resources of this type. The client must then receive this type
-// before them.
+// isReferenced reports whether the client must have ACKed this type before it receives the types that refer to it.
 func isReferenced(typeURL string) bool { return typeURL == ClusterType }
 
 func (c *connection) hasRemovals() bool {
@@ -133,8 +134,8 @@ func (c *connection) hasRemovals() bool {
 	return false
 }
 
-// sendClustersBefore sends dirty clusters and assignments, before the server sends a response of a type that may refer
-// to them.
+// sendClustersBefore sends dirty clusters and assignments if resources of typeURL may refer to clusters. Call it before
+// a response of typeURL.
 func (c *connection) sendClustersBefore(typeURL string) error {
 	if typeURL != ListenerType && typeURL != RouteType && typeURL != VirtualHostType {
 		return nil
@@ -152,7 +153,7 @@ func (c *connection) sendClustersBefore(typeURL string) error {
 	return nil
 }
 
-// pushScope returns the resources that a change may affect. If their computation fails, it returns all resources.
+// pushScope returns the resources that change may affect. If ComputePushScope fails, it returns all resources.
 func (c *connection) pushScope(change Change) PushScope {
 	scope, err := c.callComputePushScope(change)
 	if err != nil {
@@ -182,7 +183,7 @@ func (c *connection) callComputePushScope(change Change) (scope PushScope, err e
 }
 
 // update sends the resources in scope t that the client lacks, and schedules removals. If the last generation failed,
-// it uses the scope of the whole type.
+// it updates the whole type.
 func (c *connection) update(sub *subscription, t TypeScope) error {
 	if sub.typeURL == VirtualHostType {
 		return c.updateHosts(t)
@@ -208,7 +209,7 @@ func (c *connection) update(sub *subscription, t TypeScope) error {
 	return c.followRoutes()
 }
 
-// compare generates the subscribed resources in scope t. It returns how they differ from those that the client has.
+// compare generates the subscribed resources in scope t. It returns how they differ from the client's resources.
 func (c *connection) compare(sub *subscription, t TypeScope) (difference, error) {
 	if t.All {
 		want, err := c.generate(sub, sub.wildcard, sub.names.sorted())
@@ -235,11 +236,12 @@ func (c *connection) deliverRetries(sub *subscription, d difference) error {
 }
 
 // isRemovedLast reports whether resources of the type are removed only after the additions of all types, because other
-// types refer to them. A listener is removed together with the addition of its replacement, because both may use the
-// same address.
+// types refer to them. It is false for listeners: a listener and its replacement may use the same address, so one
+// response must contain both changes.
 func isRemovedLast(typeURL string) bool { return typeURL == ClusterType || typeURL == EndpointType }
 
-// removeLater schedules removals for the end of the push. It replaces the removals that were scheduled for scope t.
+// removeLater schedules the removal of names for the end of the push. It replaces the removals that were scheduled for
+// scope t.
 func (c *connection) removeLater(sub *subscription, names []string, t TypeScope) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -290,8 +292,8 @@ func (c *connection) sendRemovals(sub *subscription) error {
 	return c.deliver(sub, replacements, slices.DeleteFunc(names, func(name string) bool { return replaced[name] }), false)
 }
 
-// generateReplacements generates the resources that replace removed ones. It returns none if the client's Proxy does
-// not provide any.
+// generateReplacements generates the resources that replace the resources called names, which are about to be removed.
+// It returns nil if the client's Proxy provides no replacement.
 func (c *connection) generateReplacements(sub *subscription, names []string) ([]*Resource, error) {
 	if c.hooks.StartReplacing == nil || !c.hooks.StartReplacing(sub.typeURL, names) {
 		return nil, nil

@@ -17,11 +17,11 @@ const (
 	// maxRequest is the maximum size in bytes of one request. The request of a reconnecting Envoy lists all its
 	// resources.
 	maxRequest = 16 << 20
-	// flowWindow is the size of the transport's receive buffer of a stream. Requests up to this size are not charged to
+	// flowWindow is the size of a stream's receive buffer in the transport. Requests up to this size are not charged to
 	// the request budget, because the number of streams already limits their memory.
 	flowWindow = 64 << 10
-	// requestTimeout limits the time in which one request must arrive. For each minRequestRate bytes of the request, it
-	// is one second longer.
+	// requestTimeout is the time within which one request must arrive, plus one second for each minRequestRate bytes of
+	// the request.
 	requestTimeout = 10 * time.Second
 	minRequestRate = 256 << 10
 	// budgetTimeout limits how long a large request waits for room in the request budget.
@@ -30,15 +30,16 @@ const (
 	firstRequestTimeout = 15 * time.Second
 )
 
-// messageReader reads gRPC messages in parts. gRPC's RecvMsg would let the client send a whole message as soon as the
-// message's length is known. With reads in parts, the server can apply the request budget before the client sends the
-// message.
+// messageReader reads gRPC messages in parts. The server can then wait for room in the request budget before the client
+// sends the body of a message. With gRPC's RecvMsg it could not: RecvMsg permits the client to send the whole message
+// as soon as the length is known.
 type messageReader interface {
 	ReadMessageHeader(header []byte) error
 	Read(n int) (mem.BufferSlice, error)
 }
 
-// newMessageReader returns the message reader of a stream that uses gRPC's own transport.
+// newMessageReader returns the message reader of the stream with the context ctx. It fails if the stream does not use
+// gRPC's own transport.
 func newMessageReader(ctx context.Context) (messageReader, error) {
 	if reader, ok := grpc.ServerTransportStreamFromContext(ctx).(messageReader); ok {
 		return reader, nil
@@ -53,17 +54,18 @@ type message struct {
 	release func() // releases the request's share of the request budget
 }
 
-// recycle returns the buffer to its pool. The caller must not use the buffer afterwards.
+// recycle returns the message's buffer to its pool. The caller must not use the buffer afterwards.
 func (m message) recycle() {
 	if m.pooled {
 		requestBuffers.Put(m.data)
 	}
 }
 
-// readMessage reads the next message of the stream. It returns io.EOF when the client has closed the stream.
-func (c *connection) readMessage(from messageReader) (message, error) {
+// readMessage reads the next message of the stream from messages. It returns io.EOF when the client has closed the
+// stream.
+func (c *connection) readMessage(messages messageReader) (message, error) {
 	var header [5]byte
-	if err := from.ReadMessageHeader(header[:]); err != nil {
+	if err := messages.ReadMessageHeader(header[:]); err != nil {
 		return message{}, err
 	}
 	size := int64(binary.BigEndian.Uint32(header[1:]))
@@ -77,23 +79,22 @@ func (c *connection) readMessage(from messageReader) (message, error) {
 	if err != nil {
 		return message{}, err
 	}
-	// A read ends only when data arrives or the stream ends, and only the stream's handler can end the stream. The
-	// timer therefore ends the stream.
+	// A blocked read ends only when data arrives or the stream ends. The timer therefore ends the stream.
 	timeout := requestTimeout + time.Duration(size/minRequestRate)*time.Second
 	timer := time.AfterFunc(timeout, func() {
 		c.fail(status.Errorf(codes.DeadlineExceeded, "a request of %d bytes did not arrive within %s", size, timeout))
 	})
 	defer timer.Stop()
 	m := newMessage(int(size), release)
-	if err := readFull(from, *m.data); err != nil {
+	if err := readFull(messages, *m.data); err != nil {
 		release()
 		return message{}, err
 	}
 	return m, nil
 }
 
-// newMessage returns a message with an empty buffer. Large buffers are not from a pool, because a pool would retain
-// them.
+// newMessage returns a message with a buffer of size bytes. It allocates a large buffer instead of using a pool,
+// because a pool would retain it.
 func newMessage(size int, release func()) message {
 	if size <= 1<<20 {
 		return message{data: requestBuffers.Get(size), pooled: true, release: release}
@@ -102,11 +103,11 @@ func newMessage(size int, release func()) message {
 	return message{data: &data, release: release}
 }
 
-// readFull reads the message into one buffer. It copies each part, because a client may send each byte in a separate
-// frame, and frames use many times the memory of their data.
-func readFull(from messageReader, data []byte) error {
+// readFull fills data with the next bytes of the message. It copies each part and frees it, because a client may send
+// each byte in a separate frame, and a frame uses many times the memory of its data.
+func readFull(messages messageReader, data []byte) error {
 	for len(data) > 0 {
-		part, err := from.Read(min(len(data), flowWindow))
+		part, err := messages.Read(min(len(data), flowWindow))
 		if errors.Is(err, io.EOF) {
 			return status.Error(codes.Internal, "the stream ended within a request")
 		}
@@ -119,7 +120,7 @@ func readFull(from messageReader, data []byte) error {
 	return nil
 }
 
-// fail ends the stream with this error. Only the first call has an effect.
+// fail ends the stream with the error err. Only the first call has an effect.
 func (c *connection) fail(err error) {
 	select {
 	case c.recvErr <- err:
@@ -127,8 +128,8 @@ func (c *connection) fail(err error) {
 	}
 }
 
-// acquireRequest waits until the request budget has room for a request of this size. The caller calls release
-// afterwards.
+// acquireRequest waits until the request budget has room for a request of size bytes. The caller calls release when the
+// request has been handled.
 func (c *connection) acquireRequest(size int64) (release func(), err error) {
 	if size <= flowWindow {
 		return func() {}, nil

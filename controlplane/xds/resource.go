@@ -23,7 +23,7 @@ const (
 	RouteType    = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
 	// VirtualHostType is the type of virtual hosts that are sent separately from their route configuration (VHDS).
 	VirtualHostType = "type.googleapis.com/envoy.config.route.v3.VirtualHost"
-	// SecretType is the type of certificates that gateways request by name.
+	// SecretType is the type of the certificates and keys that gateways request by name.
 	SecretType = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 	// ExtensionType is the type of filter configurations that are sent separately from their listeners (ECDS).
 	ExtensionType = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
@@ -31,16 +31,17 @@ const (
 	NameTableType = "type.googleapis.com/istio.networking.nds.v1.NameTable"
 	// ProxyConfigType is the type of the resource with the root certificates of the mesh. Only agents subscribe to it.
 	ProxyConfigType = "type.googleapis.com/istio.mesh.v1alpha1.ProxyConfig"
-	// RevocationType is the type of the revocation lists of the deny list, with their root certificates. Only agents
-	// that support OfferHeader subscribe to it.
+	// RevocationType is the type of the certificate revocation lists that the control plane's deny list causes, with
+	// the root certificates of their CAs. Only agents that support OfferHeader subscribe to it.
 	RevocationType = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.CertificateValidationContext"
 )
 
-// OfferHeader is the response header that lists RevocationType and DegradationType on each stream. Agents use these
-// types only if they receive the header, because other control planes do not serve the types.
+// OfferHeader is the response header of each stream that lists RevocationType and DegradationType. Agents use these
+// types only if they receive the header, because other control planes do not support them.
 const OfferHeader = "pilotfish-offers"
 
-// Order is the order in which one push sends types. A type precedes the types that refer to it.
+// Order is the order in which one push sends types. A type precedes the types that refer to it. Callers must not modify
+// Order.
 var Order = []string{
 	ClusterType, EndpointType, SecretType, ExtensionType, ListenerType, RouteType, VirtualHostType, NameTableType,
 	RevocationType, ProxyConfigType,
@@ -53,22 +54,22 @@ type Resource struct {
 	// restart. Versions that NewRouteConfiguration sets end with vhdsVersionSuffix.
 	Version string
 	Body    *anypb.Any
-	// Endpoints is set on a cluster of type EDS: the name of its ClusterLoadAssignment. Each time the server sends the
-	// cluster, it must then send the assignment on the same stream. Otherwise Envoy does not finish warming the
+	// Endpoints is the name of the ClusterLoadAssignment, if the resource is a cluster of type EDS. After each such
+	// cluster, the server must send the assignment on the same stream. Otherwise Envoy does not finish warming the
 	// cluster.
 	Endpoints string
 	// UsesVHDS is set on a route configuration whose virtual hosts are separate resources. The server sends them after
-	// it.
+	// the route configuration.
 	UsesVHDS bool
 	// Aliases lists on-demand names that clients requested and that resolve to this resource.
 	Aliases []string
-	// Notes contains data that the generator attaches for its own use. Clients do not receive it.
+	// Notes contains data that the Proxy attaches for its own use. Clients do not receive it.
 	Notes any
 
 	encoded *encodedResource // the encoding of the resource in delta responses, created once
 }
 
-// NewResource returns a resource whose body is the message, marshalled deterministically.
+// NewResource returns a resource called name whose body is m, marshalled deterministically.
 func NewResource(name string, m proto.Message) (*Resource, error) {
 	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err != nil {
@@ -78,7 +79,7 @@ func NewResource(name string, m proto.Message) (*Resource, error) {
 }
 
 // NewRouteConfiguration returns a route configuration for a client that supports VHDS. Its version ends with
-// vhdsVersionSuffix, by which the server recognizes such a client after a reconnect. If usesVHDS is set, the virtual
+// vhdsVersionSuffix: when such a client reconnects, the server recognizes the version. If usesVHDS is set, the virtual
 // hosts are sent separately. Otherwise they are inline.
 func NewRouteConfiguration(name string, m proto.Message, usesVHDS bool) (*Resource, error) {
 	r, err := NewResource(name, m)
@@ -92,7 +93,7 @@ func NewRouteConfiguration(name string, m proto.Message, usesVHDS bool) (*Resour
 	return r, nil
 }
 
-// NewRawResource returns a resource with a message that is already marshalled.
+// NewRawResource returns a resource whose body is value, a marshalled message of the type typeURL.
 func NewRawResource(name, typeURL string, value []byte) *Resource {
 	sum := sha256.Sum256(value)
 	r := &Resource{
@@ -105,8 +106,8 @@ func NewRawResource(name, typeURL string, value []byte) *Resource {
 	return r
 }
 
-// deltaBuffer returns the encoding of the resource in a delta response. It uses the stored encoding. A modified copy of
-// a resource is encoded again.
+// deltaBuffer returns the encoding of the resource in a delta response. It returns the stored encoding, unless the
+// resource is a modified copy.
 func (r *Resource) deltaBuffer() mem.Buffer {
 	if f := r.encoded; f != nil && r.Name == f.name && r.Version == f.version && r.Body == f.body {
 		return f.bytes
@@ -123,7 +124,7 @@ type Change interface {
 	Merge(next Change) Change
 }
 
-// Peer is the client of a stream.
+// Peer identifies the client of a stream.
 type Peer struct {
 	Address string
 	// Identity is the SPIFFE ID that the client has proved by a token or certificate. It is empty on the plaintext
@@ -152,7 +153,7 @@ type TypeScope struct {
 // PushScope is the set of resources that a change may affect, for one client, by type URL.
 type PushScope map[string]TypeScope
 
-// Add adds names of a type.
+// Add adds the resources of the type typeURL that are called names.
 func (t PushScope) Add(typeURL string, names ...string) {
 	touched := t[typeURL]
 	if !touched.All {
@@ -161,7 +162,7 @@ func (t PushScope) Add(typeURL string, names ...string) {
 	t[typeURL] = touched
 }
 
-// AddAll adds all resources of these types.
+// AddAll adds all resources of types.
 func (t PushScope) AddAll(types ...string) {
 	for _, typeURL := range types {
 		t[typeURL] = TypeScope{All: true}
@@ -191,22 +192,22 @@ type SuspectDocument struct {
 	Document string `json:"document"`
 	// Position is the document's file and line.
 	Position string `json:"at,omitempty"`
-	// Field is the field whose value the reason quotes.
+	// Field is the path of the field whose value the reason of the NACK quotes.
 	Field string `json:"field,omitempty"`
-	// Evidence describes the reason why the document may be the cause.
+	// Evidence describes why the document may be the cause of the NACK.
 	Evidence string `json:"why,omitempty"`
 }
 
-// Proxy generates the resources of one client. The server calls it from one goroutine at a time.
+// Proxy generates the resources of one client. The server never calls its methods concurrently.
 type Proxy interface {
-	// ComputePushScope returns the resources that may differ for this client after the change; if the scope is empty,
+	// ComputePushScope returns the resources that may differ for this client after the change. If the scope is empty,
 	// there is no push. The server neither generates nor removes other resources, so the cost of a push depends on the
-	// size of the change and not on that of the mesh.
+	// size of the change and not on the size of the mesh.
 	ComputePushScope(state State, change Change) PushScope
-	// Generate returns resources of a type. If wildcard is set, it returns all resources that the client should have,
-	// and also those in names. Otherwise it returns only those in names. It omits names without a resource. Resources
-	// have unique names and are in any order. For virtual hosts, if wildcard is set, names contains route
-	// configurations, and Generate returns all their virtual hosts.
+	// Generate returns resources of the type typeURL. If wildcard is set, it returns all resources that the client
+	// should have, and the resources called names. Otherwise it returns only the resources called names. It omits names
+	// without a resource. Resources have unique names and are in any order. For virtual hosts with wildcard, names are
+	// route configurations, and Generate returns all their virtual hosts.
 	Generate(state State, typeURL string, wildcard bool, names []string) ([]*Resource, error)
 	// Hooks returns the proxy's optional functions. The server calls it once.
 	Hooks() Hooks

@@ -16,8 +16,8 @@ import (
 // healthReportType is the type of the health reports of Istio's agents. No resources of this type exist.
 const healthReportType = "type.googleapis.com/istio.v1.HealthInformation"
 
-// DegradationType is the type of reports that a proxy serves, but not as its configuration specifies. error_detail is the
-// reason. No resources of this type exist.
+// DegradationType is the type of the requests by which an agent reports that its proxy serves, but not as its
+// configuration specifies. error_detail is the reason. No resources of this type exist.
 const DegradationType = "type.googleapis.com/pilotfish.v1.Degradation"
 
 // types returns the types that the client can request, in the order in which one push sends them.
@@ -28,17 +28,17 @@ func (c *connection) types() []string {
 	return Order
 }
 
-// isServed reports whether the server has resources of the type for the client. For other types, responses report that
-// no resource exists.
+// isServed reports whether the server has resources of the type for the client.
 func (c *connection) isServed(typeURL string) bool { return slices.Contains(c.types(), typeURL) }
 
 // isDocumentType reports whether resources of the type are documents, and not resources of Envoy or of the agent.
 func isDocumentType(typeURL string) bool { return !strings.HasPrefix(typeURL, "type.googleapis.com/") }
 
-// isReport reports whether requests of the type are reports, to which the server does not respond.
+// isReport reports whether requests of the type are reports of an agent, to which the server does not respond.
 func isReport(typeURL string) bool { return typeURL == healthReportType || typeURL == DegradationType }
 
-// handleReport passes a client's health report to its Proxy, and records the reason of a degradation.
+// handleReport handles a report. It passes a health report to the client's Proxy, and stores the reason of a
+// degradation for the status.
 func (c *connection) handleReport(r *request) {
 	if r.typeURL == DegradationType {
 		c.mu.Lock()
@@ -51,14 +51,15 @@ func (c *connection) handleReport(r *request) {
 	}
 }
 
-// impliesWildcard reports whether a first request without names subscribes to all resources of the type.
+// impliesWildcard reports whether a first request without names subscribes to all resources of the type. In SotW,
+// responses of such a type must contain all resources.
 func impliesWildcard(typeURL string) bool {
 	return typeURL == ClusterType || typeURL == ListenerType || typeURL == NameTableType || typeURL == ProxyConfigType || typeURL == RevocationType ||
 		isDocumentType(typeURL)
 }
 
-// subscription returns the client's subscription to a type. At the first request for the type, it creates the
-// subscription and returns fresh as true. The caller holds c.mu.
+// subscription returns the client's subscription to the type, and creates it if necessary. fresh is true at the first
+// request for the type. The caller must have locked c.mu.
 func (c *connection) subscription(typeURL string) (sub *subscription, fresh bool) {
 	sub, ok := c.subs[typeURL]
 	if !ok {
@@ -70,8 +71,8 @@ func (c *connection) subscription(typeURL string) (sub *subscription, fresh bool
 	return sub, fresh
 }
 
-// settleResponse processes the ACK or NACK in a request. It returns the response that the client ACKs or NACKs, or nil.
-// The caller holds c.mu.
+// settleResponse processes the ACK or NACK in r. It returns the response that the client ACKs or NACKs. It returns nil
+// if r is neither, or if the response is unknown. The caller must have locked c.mu.
 func (c *connection) settleResponse(sub *subscription, r *request) *sentResponse {
 	if r.nonce == "" {
 		return nil
@@ -84,7 +85,8 @@ func (c *connection) settleResponse(sub *subscription, r *request) *sentResponse
 	if r.errorDetail == nil {
 		sub.ack(b)
 		if sub.typeURL == RouteType {
-			// Envoy dropped those resources that arrived after it had unsubscribed from them.
+			// Other resources of the response arrived after Envoy had unsubscribed from them, so Envoy has dropped
+			// them.
 			c.vhds.addAccepted(sub.selectSubscribed(namesOf(b.resources)))
 		}
 		return b
@@ -101,8 +103,8 @@ func (c *connection) settleResponse(sub *subscription, r *request) *sentResponse
 	return b
 }
 
-// retryExtensions schedules rejected filter configurations to be sent again after the client has accepted listeners.
-// Envoy may accept the filter configurations for the new listeners.
+// retryExtensions schedules rejected filter configurations to be sent again if r is the ACK of listeners. Envoy may
+// accept the filter configurations for the new listeners.
 func (c *connection) retryExtensions(sub *subscription, answer *sentResponse, r *request) {
 	if answer == nil || r.errorDetail != nil || sub.typeURL != ListenerType || len(answer.resources) == 0 {
 		return
@@ -118,9 +120,8 @@ func (c *connection) retryExtensions(sub *subscription, answer *sentResponse, r 
 	c.markDirty(PushScope{ExtensionType: {Names: names}}, time.Now())
 }
 
-// attributeNACK returns the documents from which the rejected resources were generated. It recovers from a panic, so
-// that the stream does not end.
-func (c *connection) attributeNACK(typeURL string, r *Rejection, since time.Time) (from []SuspectDocument) {
+// attributeNACK calls Hooks.AttributeNACK. After a panic, it returns nil, so that the stream does not end.
+func (c *connection) attributeNACK(typeURL string, r *Rejection, lastACK time.Time) (suspects []SuspectDocument) {
 	if c.hooks.AttributeNACK == nil {
 		return nil
 	}
@@ -129,7 +130,7 @@ func (c *connection) attributeNACK(typeURL string, r *Rejection, since time.Time
 			c.log.Error("attributing a NACK to documents failed", "panic", p)
 		}
 	}()
-	return c.hooks.AttributeNACK(c.state, typeURL, r.Resources, r.Reason, since)
+	return c.hooks.AttributeNACK(c.state, typeURL, r.Resources, r.Reason, lastACK)
 }
 
 func formatDocuments(from []SuspectDocument) []string {
@@ -140,7 +141,7 @@ func formatDocuments(from []SuspectDocument) []string {
 	return out
 }
 
-// abbreviateNames shortens a list of names to the length of a log line.
+// abbreviateNames returns the first names, and the number of the others, for a log line.
 func abbreviateNames(names []string) []string {
 	const limit = 10
 	if len(names) <= limit {
@@ -149,7 +150,8 @@ func abbreviateNames(names []string) []string {
 	return append(slices.Clone(names[:limit]), fmt.Sprintf("… and %d more", len(names)-limit))
 }
 
-// generate waits for a free generator slot and generates resources for the client. It records and logs errors.
+// generate waits for a free generator slot and generates resources for the client. It logs errors and records them for
+// the status.
 func (c *connection) generate(sub *subscription, wildcard bool, names []string) ([]*Resource, error) {
 	if !wildcard && len(names) == 0 {
 		return nil, nil
@@ -175,8 +177,8 @@ func (c *connection) generate(sub *subscription, wildcard bool, names []string) 
 	return resources, err
 }
 
-// callGenerate calls Generate. It converts a panic into an error, because a defect in one client's configuration must
-// not crash the control plane.
+// callGenerate calls Generate. It converts a panic into an error: an error that one client's configuration triggers
+// must not crash the control plane.
 func (c *connection) callGenerate(typeURL string, wildcard bool, names []string) (resources []*Resource, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -186,7 +188,7 @@ func (c *connection) callGenerate(typeURL string, wildcard bool, names []string)
 	return c.proxy.Generate(c.state, typeURL, wildcard, names)
 }
 
-// deliver sends resources and removals of one type. After clusters, it also sends their assignments. If evenEmpty is
+// deliver sends resources and removals of one type, and the assignments of the clusters that it sends. If evenEmpty is
 // set, it sends a response even without resources and removals.
 func (c *connection) deliver(sub *subscription, resources []*Resource, removed []string, evenEmpty bool) error {
 	if len(resources) == 0 && len(removed) == 0 && !evenEmpty {
@@ -216,7 +218,7 @@ func (c *connection) respond(sub *subscription, resources []*Resource, removed [
 	return c.dispatch(sub, &response{resources: resources, removed: removed})
 }
 
-// dispatch records one response and sends it.
+// dispatch completes r, records that it was sent, and sends it.
 func (c *connection) dispatch(sub *subscription, r *response) error {
 	c.nonces++
 	resources := r.resources
@@ -238,8 +240,8 @@ func (c *connection) dispatch(sub *subscription, r *response) error {
 	return c.send(r)
 }
 
-// send passes a response to gRPC, which blocks while the client does not read. If it blocks for SendTimeout, send
-// returns an error. The error ends the stream, and thereby the blocked call.
+// send passes r to gRPC, which blocks while the client does not read. If gRPC blocks for SendTimeout, send returns an
+// error. The error ends the stream, which also ends the blocked call.
 func (c *connection) send(r *response) error {
 	sent := make(chan error, 1)
 	go func() { sent <- c.stream.send(r) }()
@@ -314,7 +316,8 @@ func (c *connection) addOwedClusters(clusters []*Resource) {
 	c.owedClusters = slices.Collect(maps.Values(newest))
 }
 
-// addOwedAssignments adds those assignments of owedClusters to names to which the client now subscribes.
+// addOwedAssignments adds the assignments of owedClusters to names, if the client subscribes to them, and clears
+// owedClusters.
 func (c *connection) addOwedAssignments(sub *subscription, names *versionMap) {
 	for _, cluster := range c.owedClusters {
 		if cluster.Endpoints != "" && sub.names.has(cluster.Endpoints) {

@@ -23,11 +23,10 @@ type Config struct {
 	// Identify returns the identity that a stream's peer has proved, from the stream's context. If it returns a gRPC
 	// status error, the server refuses the stream. If Identify is nil, no peer has an identity.
 	Identify func(ctx context.Context) (string, error)
-	// SendTimeout limits how long a send of one response may block because the client has not read earlier data. The
-	// server then closes the stream, and the client may reconnect. The default is 5 minutes: an Envoy that creates
-	// thousands of listeners or has a slow link needs that long. After a shorter timeout, it would start over. A
-	// blocked send costs little memory, because streams share the resources. The keepalive of the connection detects
-	// dead clients.
+	// SendTimeout limits how long the server waits until the client reads a response. The server then closes the
+	// stream, and the client may reconnect. The default is 5 minutes, because an Envoy that creates thousands of
+	// listeners or has a slow link needs that long. After a shorter timeout, it would start over. A blocked send costs
+	// little memory, because streams share the resources. The keepalive of the connection detects dead clients.
 	SendTimeout time.Duration
 	// Generators is the number of clients for which resources are generated at the same time. The default is two per
 	// processor.
@@ -37,11 +36,11 @@ type Config struct {
 	// Memory limits the memory for the subscriptions of all clients, in bytes; default 512 MiB. Clients without an
 	// identity share a quarter of it.
 	Memory int64
-	// Settle is how long a stream must be quiet before the server removes outdated resources of a reconnecting client.
-	// The server must respond to the requests of the client's other types before. Otherwise the client would lose a
+	// Settle is how long a reconnecting client must send no requests before the server removes its outdated resources.
+	// The server must first respond to the requests for the client's other types. Otherwise the client would lose a
 	// cluster to which its old routes still refer. Default 250 ms.
 	Settle time.Duration
-	// Await limits how long the next push of a type waits for the client's ACK of the previous response. Clients send
+	// Await limits how long the next response of a type waits for the client's ACK of the previous one. Clients send
 	// ACKs immediately, except for clusters, which Envoy ACKs when all of them are warmed. Default 1 s.
 	Await  time.Duration
 	Logger *slog.Logger
@@ -95,8 +94,8 @@ type Server struct {
 	started            time.Time
 
 	pages pageCache
-	// The quotas of clients with an identity, and those of clients without. They are separate, so that clients without
-	// an identity cannot use up the memory for clients with one.
+	// The quotas of clients with and without an identity. They are separate, so that clients without an identity cannot
+	// use up the memory for the other clients.
 	authenticated, unauthenticated *quotas
 
 	mu          sync.Mutex
@@ -140,25 +139,25 @@ func (s *Server) RegisterTo(registrar grpc.ServiceRegistrar) {
 // Push makes state the newest state and enqueues the change for every client. It does not block.
 func (s *Server) Push(state State, change Change) { s.PushSince(state, change, time.Now()) }
 
-// PushSince is like Push, but the time of the change is since. Metrics measure the time until convergence from then.
-func (s *Server) PushSince(state State, change Change, since time.Time) {
+// PushSince is like Push for a change that was made at changedAt. Convergence metrics measure from that time.
+func (s *Server) PushSince(state State, change Change, changedAt time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.state = state
 	s.pushes++
 	version := s.version()
 	for _, c := range s.connections {
-		c.enqueue(pendingPush{state: state, version: version, change: change, since: since, queued: time.Now()})
+		c.enqueue(pendingPush{state: state, version: version, change: change, changedAt: changedAt, queued: time.Now()})
 	}
 }
 
-// version returns a name of the newest state for display. The caller holds s.mu.
+// version returns a name for the newest state, for display. The caller must have locked s.mu.
 func (s *Server) version() string {
 	return fmt.Sprintf("%s/%d", s.started.UTC().Format(time.RFC3339), s.pushes)
 }
 
-// Stop ends all streams, so that the gRPC servers can stop gracefully. It makes the server refuse new streams. The
-// error of the streams makes clients reconnect.
+// Stop ends all streams and refuses new ones, so that the gRPC servers can stop gracefully. The streams end with an
+// error that makes clients reconnect.
 func (s *Server) Stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -2,7 +2,7 @@ package xds
 
 import "slices"
 
-// handleSotw records the ACK, NACK and subscriptions of a SotW request, and responds to it.
+// handleSotw records the ACK or NACK and the subscriptions of the SotW request r, and responds to it.
 func (c *connection) handleSotw(r *request) error {
 	switch {
 	case isReport(r.typeURL):
@@ -14,9 +14,9 @@ func (c *connection) handleSotw(r *request) error {
 	c.mu.Lock()
 	sub, fresh := c.subscription(r.typeURL)
 	excess, invalid := sub.limitNames(r, c.availableBytes(nil), c.validName(r.typeURL))
-	excess = append(excess, invalid...) // a SotW response cannot report them as nonexistent
-	// Only the request that ACKs or NACKs the last response contains the client's current subscription. After a request
-	// with an older nonce, the client will still reply to the last response.
+	excess = append(excess, invalid...) // a SotW response cannot report names as nonexistent
+	// Only the request that ACKs or NACKs the last response contains the client's current subscription. A request with
+	// an older nonce is outdated: the client will still reply to the last response.
 	current := r.nonce == "" || (sub.last != nil && r.nonce == sub.last.nonce)
 	answer := c.settleResponse(sub, r)
 	if !fresh && !current {
@@ -41,8 +41,9 @@ func (c *connection) handleSotw(r *request) error {
 	return nil
 }
 
-// removeUnlisted removes names from the subscription that an outdated request does not list. If a later request lists
-// such a name again, the client has dropped the resource in between and waits for it.
+// removeUnlisted removes names from the subscription that are not in listed, the names of an outdated request. If a
+// later request lists such a name again, the server then sends the resource again: the client has dropped it in between
+// and waits for it.
 func (s *subscription) removeUnlisted(listed []string) {
 	if impliesWildcard(s.typeURL) {
 		return
@@ -63,7 +64,8 @@ func (s *subscription) removeUnlisted(listed []string) {
 	}
 }
 
-// subscribeSotw replaces the subscription by the names that a request lists. It returns the names that are new.
+// subscribeSotw replaces the subscription by the names in r. It returns the names that are new, and whether the
+// subscription changed.
 func (s *subscription) subscribeSotw(r *request) (added []string, changed bool) {
 	var names versionMap
 	wildcard := slices.Contains(r.names, wildcardName) ||
@@ -89,8 +91,8 @@ func (s *subscription) subscribeSotw(r *request) (added []string, changed bool) 
 	return added, changed
 }
 
-// answerSotw sends the resources with these names. If responses of the type must be complete, it sends all subscribed
-// resources.
+// answerSotw sends the resources called names. If responses of the type must be complete (impliesWildcard), it sends
+// all subscribed resources, even if there are none.
 func (c *connection) answerSotw(sub *subscription, names []string, evenEmpty bool) error {
 	if err := c.sendClustersBefore(sub.typeURL); err != nil {
 		return err
@@ -107,9 +109,9 @@ func (c *connection) answerSotw(sub *subscription, names []string, evenEmpty boo
 	return c.deliver(sub, want, nil, evenEmpty)
 }
 
-// updateSotw sends the changes of one type. If responses of the type must be complete, it sends the whole type, because
-// the client removes resources that are missing in a response. Responses contain removed clusters until other types no
-// longer refer to them.
+// updateSotw sends the changes of one type. If responses of the type must be complete (impliesWildcard), it sends the
+// whole type, because the client removes resources that a response omits. Responses contain removed clusters until
+// other types no longer refer to them.
 func (c *connection) updateSotw(sub *subscription, t TypeScope) error {
 	if !impliesWildcard(sub.typeURL) {
 		d, err := c.compare(sub, t)
@@ -163,7 +165,8 @@ func (c *connection) removeSotw(sub *subscription) error {
 func (c *connection) updateNamedSotw(sub *subscription, d difference) error {
 	c.mu.Lock()
 	for _, name := range d.removed {
-		// SotW cannot express this removal. The client drops the resource when it drops the resources that refer to it.
+		// A SotW response of this type cannot remove a resource. The client drops it together with the resources that
+		// refer to it.
 		sub.removeResource(name)
 	}
 	c.mu.Unlock()

@@ -21,11 +21,12 @@ type ClientStatus struct {
 	Connected time.Time `json:"connected"`
 	// Version is the name of the newest state of the mesh that the server has processed for the client.
 	Version string `json:"version"`
-	// InSync reports whether the client has accepted all responses and there is no pending change.
+	// InSync is true if the client has accepted all responses and no change is pending.
 	InSync bool `json:"inSync"`
-	// Pushing reports whether a change is pending for this client, or is being sent.
+	// Pushing is true if a change is pending for this client, or is being sent.
 	Pushing bool `json:"pushing"`
-	// Degraded is the reason, reported by the agent, why the client does not serve as its configuration specifies.
+	// Degraded is the reason that the agent reported last (see DegradationType), or "" if the client serves as its
+	// configuration specifies.
 	Degraded string       `json:"degraded,omitempty"`
 	Types    []TypeStatus `json:"types"`
 }
@@ -33,7 +34,7 @@ type ClientStatus struct {
 // TypeStatus is the state of one type for one client.
 type TypeStatus struct {
 	TypeURL string `json:"typeUrl"`
-	// Wildcard reports whether the client subscribes to all its resources. Names lists the names to which it
+	// Wildcard is true if the client subscribes to all resources of the type. Names lists the names to which it
 	// subscribes, sorted.
 	Wildcard bool     `json:"wildcard"`
 	Names    []string `json:"names,omitempty"`
@@ -51,7 +52,7 @@ type TypeStatus struct {
 	Unanswered int `json:"unanswered,omitempty"`
 	// Removing is the number of resources whose removal is scheduled.
 	Removing int `json:"removing,omitempty"`
-	// Rejected is the last NACK, if the client has not accepted the rejected resources since.
+	// Rejected is the last NACK; nil if the client has since accepted the rejected resources.
 	Rejected *Rejection `json:"rejected,omitempty"`
 	// Error is the error of the last generation.
 	Error string `json:"error,omitempty"`
@@ -63,7 +64,8 @@ type Rejection struct {
 	Reason  string    `json:"reason"`
 	Nonce   string    `json:"nonce"`
 	Version string    `json:"version"`
-	// Resources lists the resources of the rejected response that the reason names. If it names none, it lists all.
+	// Resources lists the resources of the rejected response that the reason names. If the reason names none, Resources
+	// lists all of them.
 	Resources []string `json:"resources"`
 	// From lists the documents from which the resources were generated. The most likely cause is first.
 	From []SuspectDocument `json:"from,omitempty"`
@@ -71,8 +73,8 @@ type Rejection struct {
 	named bool // the reason contains the name of one of the resources
 }
 
-// maxStatusNames limits the size in bytes of the names of one type in a client's status. It is sufficient for the names
-// of 10,000 services.
+// maxStatusNames limits the total size in bytes of the names of one type in a client's status. It is sufficient for the
+// names of 10,000 services.
 const maxStatusNames = 2 << 20
 
 // Clients returns the connected clients, ordered by ID.
@@ -135,7 +137,7 @@ func (c *connection) status() ClientStatus {
 	return st
 }
 
-// typeIndex returns a type's index in Order.
+// typeIndex returns the index of the type in Order, or len(Order) for other types.
 func typeIndex(typeURL string) int {
 	if i := slices.Index(Order, typeURL); i >= 0 {
 		return i
@@ -170,15 +172,16 @@ func (s *subscription) status() TypeStatus {
 	return st
 }
 
-// currentRejection returns the newest rejection that still applies, or nil. A rejection ends when the client accepts
-// all resources that the rejection names. If it names none, it ends when the client accepts any resource.
+// currentRejection returns the newest rejection that still applies, or nil. A rejection ends when the client has
+// accepted all resources that its reason names. If the reason names none, the rejection ends when the client accepts
+// any resource.
 func (s *subscription) currentRejection() *Rejection {
 	var newest *Rejection
 	var names []string
 	for name, r := range s.refused {
 		if r.by.named && !r.suspect {
-			// The resource was in the same response as the invalid resource, but is not named. The next change sends it
-			// again.
+			// The resource was in the same response as the invalid resource, but the reason does not name it. The
+			// server sends it again with the next change.
 			continue
 		}
 		if newest == nil || r.by.At.After(newest.At) {
@@ -200,9 +203,9 @@ func (s *subscription) currentRejection() *Rejection {
 	return &left
 }
 
-// Resources generates the resources that a connected client should have now, by type URL in Order. It returns only
-// resources to which the client subscribes. id is a ClientStatus.ID or a node's id. Resources waits while the client's
-// stream is busy.
+// Resources generates the resources that a connected client should have now, by type URL. It returns only resources to
+// which the client subscribes. id is a ClientStatus.ID, or a node's id, which selects the node's newest stream.
+// Resources waits while the stream is busy.
 func (s *Server) Resources(ctx context.Context, id string) (map[string][]*Resource, error) {
 	var found *connection
 	for _, c := range s.snapshotConnections() {
@@ -223,8 +226,8 @@ func (s *Server) Resources(ctx context.Context, id string) (map[string][]*Resour
 			}
 			wildcard, names := sub.wildcard, sub.names.sorted()
 			if routes := found.subs[RouteType]; typeURL == VirtualHostType && routes != nil {
-				// These are the virtual hosts of the client's route configurations. The client does not subscribe to
-				// them by name.
+				// Select the virtual hosts of the client's route configurations, because the client does not subscribe
+				// to virtual hosts by name.
 				wildcard, names = true, routes.names.sorted()
 			}
 			resources[typeURL], err = found.generate(sub, wildcard, names)

@@ -16,7 +16,7 @@ import (
 type stream interface {
 	Context() context.Context
 	protocol() string
-	// recv reads the next request. The request's memory is charged to the connection's quota.
+	// recv reads the next request. It charges the request's memory to the connection's quota.
 	recv(c *connection) (*request, error)
 	send(*response) error
 }
@@ -26,7 +26,7 @@ const (
 	sotwProtocol  = "sotw"
 )
 
-// request is a request of either protocol variant.
+// request is a request of either xDS variant.
 type request struct {
 	node        *corev3.Node
 	typeURL     string
@@ -39,8 +39,8 @@ type request struct {
 	// Delta only.
 	subscribe, unsubscribe []string
 	initial                map[string]string
-	// subscribePage and initialPage are cached pages with the same content as these lists. They are set if other
-	// clients have equal lists. In that case, the lists are immutable.
+	// subscribePage and initialPage are cached pages with the same content as subscribe and initial, or nil. With a
+	// page, other clients share the list, so it must not be modified.
 	subscribePage, initialPage *versionPage
 	// names lists all names to which the client subscribes; SotW only.
 	names []string
@@ -56,7 +56,7 @@ func (r *request) releaseBudget() {
 	}
 }
 
-// response is a response of either protocol variant. In SotW it does not list removals.
+// response is a response of either xDS variant. A SotW response does not contain removed and notFound.
 type response struct {
 	typeURL, version, nonce string
 	resources               []*Resource

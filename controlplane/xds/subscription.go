@@ -11,8 +11,9 @@ import (
 const (
 	// maxOutstanding limits the number of stored responses without an ACK or NACK.
 	maxOutstanding = 512
-	// maxOutstandingNames limits the number of names that the stored responses without an ACK or NACK remove. The last
-	// response is always stored, because a client can request the removal of any number of names.
+	// maxOutstandingNames limits the number of removed names in the stored responses without an ACK or NACK. The last
+	// response is stored even if it exceeds the limit, because a client can cause a response with any number of removed
+	// names.
 	maxOutstandingNames = 100_000
 	// maxRetryParts is the maximum number of responses into which the resources of a rejected response are split for a
 	// retry.
@@ -27,13 +28,13 @@ type subscription struct {
 	typeURL  string
 	wildcard bool
 	names    versionMap
-	// requested is true after the client's first request for the type. The server may send an assignment after its
-	// cluster even before that request.
+	// requested is true after the client's first request for the type. A subscription can exist before that request:
+	// the server may send assignments after their clusters.
 	requested bool
 	// namedOnce: a SotW client has listed names. From then on, an empty list selects no resources instead of all.
 	namedOnce bool
-	// known contains the client's resources. A version is the one that the server sent and the client did not reject,
-	// or the one that the client reports.
+	// known contains the client's resources with their versions: the version that the server sent last and that the
+	// client did not reject, or the version that the client reports.
 	known versionMap
 	// refused contains the resources that the client rejected and has not accepted in any version since.
 	refused map[string]refusal
@@ -45,7 +46,7 @@ type subscription struct {
 	pages            *pageCache
 	lastFullResponse []*Resource     // only for types whose SotW responses must contain all resources
 	outstanding      []*sentResponse // responses without an ACK or NACK, oldest first
-	last             *sentResponse   // last and acked are stored without their resources to save memory
+	last             *sentResponse   // last and acked omit the resources to save memory
 	acked            *sentResponse
 	ackedAt          time.Time
 	rejection        *Rejection // the last rejection
@@ -63,10 +64,10 @@ type sentResponse struct {
 	removedBytes   int
 }
 
-// refusal is a rejected version of a resource.
+// refusal describes a rejected version of a resource.
 type refusal struct {
 	version string
-	// alone: the response contained no other resource. The server therefore does not send this version again.
+	// alone: the response contained no other resource, so this version is invalid. The server does not send it again.
 	alone bool
 	// suspect: the client's reason names the resource.
 	suspect bool
@@ -88,8 +89,8 @@ type difference struct {
 	removed []string
 }
 
-// diff compares all resources that the client should have with those that it has. The result contains resources with
-// forced names even if the client has them.
+// diff compares want, all resources that the client should have, with the client's resources. The result contains the
+// resources whose names are in forced even if the client has them.
 func (s *subscription) diff(want []*Resource, forced versionMap) difference {
 	d, present := s.findMissing(want, forced)
 	if present < s.known.len() {
@@ -98,7 +99,7 @@ func (s *subscription) diff(want []*Resource, forced versionMap) difference {
 	return d
 }
 
-// diffOf compares only the resources with these names. want contains those of them that exist.
+// diffOf is like diff, but compares only the resources called names. want contains those of them that exist.
 func (s *subscription) diffOf(names []string, want []*Resource) difference {
 	d, present := s.findMissing(want, versionMap{})
 	known := 0
@@ -124,7 +125,7 @@ func (s *subscription) diffOf(names []string, want []*Resource) difference {
 	return d
 }
 
-// selectSubscribed returns those of the names to which the client subscribes, sorted and without duplicates.
+// selectSubscribed returns the elements of names to which the client subscribes, sorted and without duplicates.
 func (s *subscription) selectSubscribed(names []string) []string {
 	var out []string
 	for _, name := range names {
@@ -136,8 +137,8 @@ func (s *subscription) selectSubscribed(names []string) []string {
 	return slices.Compact(out)
 }
 
-// findMissing returns the resources of want that the server must send, and the number of those that the client has in
-// any version. The caller must not modify d.send, which may share memory with want.
+// findMissing returns the resources in want that the server must send. present is the number of resources in want that
+// the client has in any version. The caller must not modify d.send, which may share memory with want.
 func (s *subscription) findMissing(want []*Resource, forced versionMap) (d difference, present int) {
 	if s.known.len() == 0 && len(s.refused) == 0 {
 		d.send = slices.Clip(want)
@@ -192,8 +193,8 @@ func splitResources(resources []*Resource, n int) [][]*Resource {
 	return slices.Collect(slices.Chunk(resources, size))
 }
 
-// record records a response that the server is about to send. If full is true, the client removes all its resources
-// that are not in the response.
+// record records the response r, which the server is about to send. If full is true, the client removes all resources
+// that are not in r.
 func (s *subscription) record(r *response, full bool) *sentResponse {
 	b := &sentResponse{nonce: r.nonce, version: r.version, at: time.Now(), resources: r.resources, removed: r.removed}
 	if full {
@@ -217,7 +218,8 @@ func (s *subscription) record(r *response, full bool) *sentResponse {
 	return b
 }
 
-// trimOutstanding drops the oldest stored responses beyond the limits, because some clients send no ACKs.
+// trimOutstanding drops the oldest stored responses that exceed maxOutstanding or maxOutstandingNames. A client that
+// sends no ACKs would otherwise let them accumulate.
 func (s *subscription) trimOutstanding() {
 	names, last := 0, len(s.outstanding)-1
 	for i, b := range slices.Backward(s.outstanding) {
@@ -233,7 +235,7 @@ func (b *sentResponse) withoutResources() *sentResponse {
 	return &sentResponse{nonce: b.nonce, version: b.version, at: b.at}
 }
 
-// removeResource removes a resource from known. The client no longer has it, or no longer subscribes to it.
+// removeResource records that the client no longer has the resource called name, or no longer subscribes to it.
 func (s *subscription) removeResource(name string) {
 	s.known.remove(name)
 	delete(s.refused, name)
@@ -241,7 +243,7 @@ func (s *subscription) removeResource(name string) {
 }
 
 // takeOutstanding removes and returns the stored response with the nonce, or returns nil if there is none. It also
-// drops older responses: clients send ACKs in order, so they will not ACK these any more.
+// drops older responses: clients send ACKs in order, so no ACK for them will arrive.
 func (s *subscription) takeOutstanding(nonce string) *sentResponse {
 	for i, b := range s.outstanding {
 		if b.nonce == nonce {
@@ -258,14 +260,14 @@ func (s *subscription) ack(b *sentResponse) {
 		s.clearRefusals(b.resources)
 	}
 	for _, name := range b.removed {
-		// The version is unknown because of an earlier NACK, and the server has sent none since.
+		// The version is unknown because of an earlier NACK, and the server has not sent the resource since.
 		if version, _ := s.known.get(name); version == unknownVersion {
 			s.removeResource(name)
 		}
 	}
 }
 
-// clearRefusals removes the refusals of accepted resources.
+// clearRefusals removes the refusals of the resources that the client has accepted.
 func (s *subscription) clearRefusals(accepted []*Resource) {
 	for _, res := range accepted {
 		r, ok := s.refused[res.Name]
@@ -323,7 +325,7 @@ func truncateReason(reason string) string {
 	return strings.ToValidUTF8(reason[:maxReason], "") + fmt.Sprintf(" … and %d bytes more", len(reason)-maxReason)
 }
 
-// mentionsName reports whether a reason contains the resource's name as a whole word.
+// mentionsName reports whether reason contains name as a whole word.
 func mentionsName(reason, name string) bool {
 	for from := 0; name != "" && from < len(reason); {
 		i := strings.Index(reason[from:], name)

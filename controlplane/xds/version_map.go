@@ -39,7 +39,8 @@ type versionPage struct {
 	sum      uint64
 }
 
-// pageCache contains weak references to the pages in use, by the sums of their entries.
+// pageCache contains weak references to the pages in use, by their sums. Pages that no map uses can be
+// garbage-collected.
 type pageCache struct {
 	mu    sync.Mutex
 	bySum map[uint64]weak.Pointer[versionPage]
@@ -48,8 +49,7 @@ type pageCache struct {
 const (
 	// pageSize is the minimum number of entries of a page.
 	pageSize = 64
-	// pageShare: when the overrides exceed the fraction 1/pageShare of a map, the map's entries are moved to a new
-	// page.
+	// pageShare: when the overrides are more than 1/pageShare of a map's entries, compact moves all entries to a page.
 	pageShare = 8
 )
 
@@ -123,7 +123,7 @@ func (l *versionMap) addAll(p *pageCache, n int, all iter.Seq2[string, string]) 
 	}
 }
 
-// share makes an empty map use the content of a page.
+// share replaces the content of the map by the content of p.
 func (l *versionMap) share(p *versionPage) {
 	*l = versionMap{shared: p, size: len(p.versions), bytes: p.bytes, sum: p.sum}
 }
@@ -155,7 +155,6 @@ func (l *versionMap) setOverride(name string, e override) {
 	l.overrideBytes += len(name) + len(e.version) + nameCost
 }
 
-// removeOverride removes the override of a name.
 func (l *versionMap) removeOverride(name string) {
 	if e, ok := l.overrides[name]; ok {
 		l.overrideBytes -= len(name) + len(e.version) + nameCost
@@ -163,8 +162,8 @@ func (l *versionMap) removeOverride(name string) {
 	}
 }
 
-// cloneStrings copies the strings of the overrides. They may be substrings of a large request, and a reference to them
-// would prevent that the request's memory is freed.
+// cloneStrings copies the strings of the overrides. They may be substrings of a large request, whose memory they would
+// retain.
 func (l *versionMap) cloneStrings() {
 	own := l.overrides
 	l.overrides = make(map[string]override, len(own))
@@ -207,7 +206,7 @@ func (l *versionMap) all(yield func(name, version string) bool) {
 	}
 }
 
-// sorted returns the names, sorted. The caller must not modify the slice.
+// sorted returns the sorted names. The caller must not modify the slice.
 func (l *versionMap) sorted() []string {
 	if len(l.overrides) == 0 {
 		if l.shared == nil {
@@ -223,7 +222,7 @@ func (l *versionMap) sorted() []string {
 	return names
 }
 
-// compact moves the entries to a page if there are many overrides.
+// compact moves all entries to a page if the map has many overrides (see pageShare).
 func (l *versionMap) compact(p *pageCache) {
 	if l.size < pageSize || len(l.overrides) <= l.size/pageShare {
 		return
@@ -231,7 +230,8 @@ func (l *versionMap) compact(p *pageCache) {
 	l.shared, l.overrides, l.overrideBytes = p.findOrCreate(l), nil, 0
 }
 
-// find returns the cached page with exactly these n entries and this sum, or nil.
+// find returns the cached page whose content is exactly all, or nil. n is the number of entries, and sum is the sum of
+// their hashes.
 func (p *pageCache) find(n int, sum uint64, all iter.Seq2[string, string]) *versionPage {
 	p.mu.Lock()
 	found := p.bySum[sum].Value()
@@ -242,7 +242,7 @@ func (p *pageCache) find(n int, sum uint64, all iter.Seq2[string, string]) *vers
 	return found
 }
 
-// hasExactly reports whether the page has exactly these n entries, which have distinct names.
+// hasExactly reports whether the content of the page is exactly all: n entries with distinct names.
 func (p *versionPage) hasExactly(n int, all iter.Seq2[string, string]) bool {
 	if len(p.versions) != n {
 		return false
@@ -255,7 +255,7 @@ func (p *versionPage) hasExactly(n int, all iter.Seq2[string, string]) bool {
 	return true
 }
 
-// findOrCreate returns the cached page with the map's content, and creates it if necessary.
+// findOrCreate returns the cached page with the content of l, and creates it if necessary.
 func (p *pageCache) findOrCreate(l *versionMap) *versionPage {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -271,8 +271,8 @@ func (p *pageCache) findOrCreate(l *versionMap) *versionPage {
 	return made
 }
 
-// newPage copies a map to a page. All strings of the page are parts of one new string. The map's own strings may be
-// substrings of large requests, and a reference to them would prevent that the requests' memory is freed.
+// newPage copies the content of l to a page. All strings of the page are substrings of one new string. The strings of l
+// may be substrings of large requests, whose memory they would retain.
 func newPage(l *versionMap) *versionPage {
 	made := &versionPage{versions: make(map[string]string, l.size), names: make([]string, 0, l.size), bytes: l.bytes, sum: l.sum}
 	var text strings.Builder

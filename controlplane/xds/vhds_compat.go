@@ -7,20 +7,21 @@ import (
 
 // This file works around a defect of Envoy 1.37 to 1.39. If a route configuration changes from VHDS to inline virtual
 // hosts, Envoy leaks its VHDS subscription. After the listeners that refer to the route configuration are removed, the
-// next VHDS response for its name crashes Envoy, even one with only removals. Such a change happens only if the client
-// was connected to another control plane in between. The server detects this from the resources that the client
-// reports: route configurations without vhdsVersionSuffix, or virtual hosts of route configurations that the client
-// does not have. The server then sends inline virtual hosts and no VHDS responses. The client continues to report its
-// old virtual hosts. The server therefore detects it again at each reconnect, whether or not the client still has route
-// configurations. One case cannot be detected: the client had no virtual hosts before the change, and its route
-// configuration was removed since.
+// next VHDS response for the route configuration crashes Envoy. This includes a response with only removals. Such a
+// change happens only if the client was connected to another control plane in between. The server detects this from the
+// resources that the client reports: route configurations without vhdsVersionSuffix, or virtual hosts of route
+// configurations that the client does not have. The server then sends inline virtual hosts and no VHDS responses. The
+// client continues to report its old virtual hosts. The server therefore detects it again at each reconnect, whether or
+// not the client still has route configurations. One case cannot be detected: the client had no virtual hosts before
+// the change, and its route configuration was removed since.
 
 // vhdsVersionSuffix is a suffix of the version of each route configuration for a client that supports VHDS, even if its
 // virtual hosts are inline. Only provisionalSuffix may follow it.
 const vhdsVersionSuffix = "+"
 
 // checkVHDSClient checks the resources that a client reports in its first request for route configurations or virtual
-// hosts. It disables VHDS if necessary. A reconnecting client requests route configurations first, if it requests any.
+// hosts. It disables VHDS if they reveal the change described above. A reconnecting client requests route
+// configurations before virtual hosts.
 func (c *connection) checkVHDSClient(r *request) error {
 	if sub, ok := c.subs[r.typeURL]; ok && sub.requested || c.vhdsDisabled {
 		return nil
@@ -46,7 +47,7 @@ func (c *connection) checkVHDSClient(r *request) error {
 }
 
 // disableVHDS switches this stream to inline virtual hosts. It replaces the route configurations that were already sent
-// on it.
+// on the stream.
 func (c *connection) disableVHDS() error {
 	if c.hooks.DisableVHDS == nil || !c.hooks.DisableVHDS() {
 		return nil

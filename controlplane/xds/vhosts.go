@@ -12,8 +12,8 @@ import (
 // drops them, and nevertheless reports them when it reconnects. The server therefore sends virtual hosts only after
 // their route configuration, and removes them when the client unsubscribes from it. A route configuration that is new
 // to a client has a provisional version until its virtual hosts are accepted. The server then sends it once more with
-// its final version, which changes nothing in Envoy. A client that reconnects with the provisional version may lack the
-// virtual hosts that it reports, so the server sends them again.
+// its final version, which changes nothing in Envoy. A client that reconnects with the provisional version may lack
+// virtual hosts that it reports, so the server sends all of them again.
 
 // provisionalSuffix is the suffix of a provisional version.
 const provisionalSuffix = "~"
@@ -21,16 +21,16 @@ const provisionalSuffix = "~"
 // vhdsState is the state of one client's route configurations that use VHDS.
 type vhdsState struct {
 	routes map[string]bool // route configurations that were generated for the client with VHDS
-	// sentRoutes contains the route configurations whose virtual hosts were sent, or which the client has from an
+	// sentRoutes contains the route configurations whose virtual hosts were sent on this stream, or are known from an
 	// earlier stream.
 	sentRoutes map[string]bool
 	// newRoutes contains the route configurations that were new to the client when they were sent. The client had no
 	// virtual hosts for them.
 	newRoutes map[string]bool
-	// accepted contains the route configurations that the client has in some version, with their earlier virtual hosts.
-	// claimed contains the versions that a reconnecting client reports. If this server does not know a version, it may
-	// be from another control plane and contain inline virtual hosts. Those have then replaced the virtual hosts that
-	// Envoy still reports.
+	// accepted contains the route configurations that the client has in some version, with their virtual hosts. claimed
+	// contains the versions that a reconnecting client reports, until the server has generated the route configuration.
+	// A version that differs from the generated one does not count as accepted: it may be from another control plane
+	// and contain inline virtual hosts, which have replaced the virtual hosts that Envoy still reports.
 	accepted map[string]bool
 	claimed  map[string]string
 	// provisional contains the route configurations with a provisional version.
@@ -43,8 +43,8 @@ func newVHDSState() vhdsState {
 	}
 }
 
-// SplitVirtualHostName splits the name of a virtual host's resource at its last slash. It returns the names of the
-// route configuration and of the virtual host. If there is no slash, route is empty.
+// SplitVirtualHostName splits name, the resource name of a virtual host, at its last slash. route is the name of the
+// route configuration, and host the name of the virtual host. If there is no slash, route is empty.
 func SplitVirtualHostName(name string) (route, host string) {
 	i := strings.LastIndexByte(name, '/')
 	return name[:max(0, i)], name[i+1:]
@@ -70,8 +70,8 @@ func (a *vhdsState) addGenerated(routes []*Resource) {
 	}
 }
 
-// prepareRoute records that the server sends a route configuration. It returns the route configuration with the version
-// to send.
+// prepareRoute records that the server sends the route configuration r. It returns r with the version to send, which
+// may be provisional.
 func (a *vhdsState) prepareRoute(r *Resource) *Resource {
 	if !r.UsesVHDS {
 		return r
@@ -89,9 +89,9 @@ func (a *vhdsState) prepareRoute(r *Resource) *Resource {
 // addClaims records the route configurations that a reconnecting client reports.
 func (a *vhdsState) addClaims(versions map[string]string) { maps.Copy(a.claimed, versions) }
 
-// resetRefused records that the client rejected route configurations. If the client has no earlier version of one of
-// them, it dropped the virtual hosts that the server sent afterwards. The server must send these again after the next
-// version, even if that version was already sent.
+// resetRefused records that the client rejected routes. If the client has no earlier version of a route configuration,
+// it dropped the virtual hosts that the server sent afterwards. The server must send the virtual hosts again after the
+// next version, even if that version was already sent.
 func (a *vhdsState) resetRefused(routes []*Resource) {
 	for _, r := range routes {
 		if !a.accepted[r.Name] {
@@ -101,14 +101,14 @@ func (a *vhdsState) resetRefused(routes []*Resource) {
 	}
 }
 
-// addAccepted records that the client has route configurations.
+// addAccepted records that the client has the route configurations called names.
 func (a *vhdsState) addAccepted(names []string) {
 	for _, name := range names {
 		a.accepted[name] = true
 	}
 }
 
-// removeRoutes records that the client has unsubscribed from route configurations.
+// removeRoutes records that the client has unsubscribed from the route configurations called names.
 func (a *vhdsState) removeRoutes(names []string) {
 	for _, name := range names {
 		delete(a.accepted, name)
@@ -137,8 +137,8 @@ func (c *connection) answerHosts(sub *subscription, a newSubscriptions, fresh bo
 	if err := c.followRoutes(); err != nil {
 		return err
 	}
-	// The other virtual hosts that the client reports may belong to route configurations that it has not requested yet
-	// on this stream.
+	// Other virtual hosts that the client reports may belong to route configurations that it has not requested yet on
+	// this stream. Their removal therefore waits.
 	var unassigned []string
 	for name := range sub.known.all {
 		if !c.vhds.sentRoutes[routeOf(name)] {
@@ -153,8 +153,8 @@ func (c *connection) answerHosts(sub *subscription, a newSubscriptions, fresh bo
 	return nil
 }
 
-// followRoutes sends and removes virtual hosts, according to the route configurations that the client has and those to
-// which it subscribes.
+// followRoutes sends the virtual hosts of the route configurations to which the client subscribes, and removes the
+// virtual hosts of the others.
 func (c *connection) followRoutes() error {
 	hosts, routes := c.virtualHosts(), c.subs[RouteType]
 	if hosts == nil || routes == nil || c.stream.protocol() != deltaProtocol {
@@ -168,7 +168,7 @@ func (c *connection) followRoutes() error {
 		}
 	}
 	c.clearUnusedRefusals(hosts, routes)
-	if err := c.resolveOnDemandNames(); err != nil { // must precede the responses to waiting names
+	if err := c.resolveOnDemandNames(); err != nil { // must precede the responses to on-demand names
 		return err
 	}
 	for _, route := range routes.names.sorted() {
@@ -182,9 +182,8 @@ func (c *connection) followRoutes() error {
 	return c.answerOnDemand(hosts)
 }
 
-// clearUnusedRefusals deletes the refusals and the resources of unknown version that belong to route configurations
-// that the client no longer uses. If the client subscribes to such a route configuration again, it then receives all
-// its virtual hosts.
+// clearUnusedRefusals deletes refused virtual hosts, and those of unknown version, if the client no longer uses their
+// route configuration. If the client subscribes to the route configuration again, it then receives all virtual hosts.
 func (c *connection) clearUnusedRefusals(hosts, routes *subscription) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -204,16 +203,16 @@ func (c *connection) clearUnusedRefusals(hosts, routes *subscription) {
 	}
 }
 
-// removeVirtualHosts removes the virtual hosts of a route configuration that the client no longer has. Envoy would
-// otherwise continue to report them.
+// removeVirtualHosts removes the virtual hosts of route from the client, which no longer has this route configuration.
+// Envoy would otherwise continue to report them.
 func (c *connection) removeVirtualHosts(hosts *subscription, route string) error {
 	delete(c.vhds.sentRoutes, route)
 	delete(c.vhds.newRoutes, route)
 	return c.deliver(hosts, nil, hosts.knownHosts(route), false)
 }
 
-// sendVirtualHosts sends all virtual hosts of a route configuration that the client lacks. It sends a response even if
-// there are none, because a client with a new route configuration waits for it.
+// sendVirtualHosts sends those virtual hosts of the route configuration route that the client lacks. If route has none,
+// it sends a response without virtual hosts, because a client with a new route configuration waits for a response.
 func (c *connection) sendVirtualHosts(hosts *subscription, route string) error {
 	want, err := c.generate(hosts, true, []string{route})
 	if err != nil {
@@ -222,9 +221,10 @@ func (c *connection) sendVirtualHosts(hosts *subscription, route string) error {
 	known := hosts.knownHosts(route)
 	c.mu.Lock()
 	for _, name := range known {
-		// The removal was scheduled while the client's version of the route configuration was unknown.
+		// A removal may have been scheduled before the client requested the route configuration.
 		delete(hosts.removing, name)
-		// The client waits for these, so send or remove the virtual host even if the client reports it.
+		// A client with a new route configuration waits for its virtual hosts, so send or remove each of them even if
+		// the client reports it.
 		if c.vhds.newRoutes[route] {
 			hosts.known.set(name, unknownVersion)
 			delete(hosts.refused, name)
@@ -239,8 +239,8 @@ func (c *connection) sendVirtualHosts(hosts *subscription, route string) error {
 	return c.deliverHosts(hosts, hosts.diffOf(known, want))
 }
 
-// confirmRoutes sends route configurations with their final version. It does so when the client has accepted or
-// rejected all their virtual hosts.
+// confirmRoutes handles the ACK or NACK of answer. It sends those route configurations with their final version of
+// which the client has now accepted or rejected all virtual hosts.
 func (c *connection) confirmRoutes(hosts *subscription, answer *sentResponse) error {
 	unanswered := map[string]bool{}
 	for _, b := range hosts.outstanding {
@@ -262,7 +262,7 @@ func (c *connection) confirmRoutes(hosts *subscription, answer *sentResponse) er
 	return nil
 }
 
-// routeNames returns the route configurations of the virtual hosts in a response.
+// routeNames returns the names of the route configurations to which the virtual hosts in b belong.
 func (b *sentResponse) routeNames() map[string]bool {
 	routes := map[string]bool{}
 	for _, r := range b.resources {
@@ -302,9 +302,9 @@ func (c *connection) updateHosts(t TypeScope) error {
 	return c.deliverHosts(hosts, hosts.diffOf(names, want))
 }
 
-// deliverHosts sends one response for each route configuration, because Envoy rejects a response as a whole. All
-// virtual hosts of a route configuration are in one response, because Envoy checks their domains together. A domain may
-// move from one virtual host to another.
+// deliverHosts sends one response for each route configuration: if one virtual host is invalid, Envoy rejects the whole
+// response. All virtual hosts of a route configuration are in one response, because Envoy checks their domains
+// together, and a domain may move from one virtual host to another.
 func (c *connection) deliverHosts(hosts *subscription, d difference) error {
 	if d.hasSingleRoute() {
 		if err := c.deliver(hosts, d.send, d.removed, false); err != nil {
@@ -336,7 +336,7 @@ func (c *connection) deliverHosts(hosts *subscription, d difference) error {
 	return c.deliverRetries(hosts, d)
 }
 
-// hasSingleRoute reports whether all virtual hosts belong to one route configuration.
+// hasSingleRoute reports whether all virtual hosts in d belong to one route configuration.
 func (d difference) hasSingleRoute() bool {
 	route := ""
 	if len(d.send) > 0 {
@@ -348,7 +348,7 @@ func (d difference) hasSingleRoute() bool {
 		!slices.ContainsFunc(d.removed, func(name string) bool { return routeOf(name) != route })
 }
 
-// handleHostsAnswer handles the client's ACK or NACK of virtual hosts.
+// handleHostsAnswer handles the ACK or, if refused is true, the NACK of answer, a response with virtual hosts.
 func (c *connection) handleHostsAnswer(hosts *subscription, answer *sentResponse, refused bool) error {
 	c.settleOnDemandNames(answer, refused)
 	if refused {
@@ -362,8 +362,8 @@ func (c *connection) handleHostsAnswer(hosts *subscription, answer *sentResponse
 	return c.confirmRoutes(hosts, answer)
 }
 
-// retryHosts immediately sends the valid virtual hosts of a rejected response again, in parts. The invalid one has
-// blocked all virtual hosts of its route configuration.
+// retryHosts immediately sends the virtual hosts of the rejected response again, in parts, because one invalid virtual
+// host blocked all virtual hosts of its route configuration.
 func (c *connection) retryHosts(hosts *subscription, refused *sentResponse) error {
 	for _, route := range mapKeys(refused.routeNames()) {
 		if !c.vhds.sentRoutes[route] {
@@ -380,7 +380,7 @@ func (c *connection) retryHosts(hosts *subscription, refused *sentResponse) erro
 	return nil
 }
 
-// knownHosts returns the virtual hosts of a route configuration that the client has, sorted.
+// knownHosts returns the names of those virtual hosts of the route configuration route that the client has, sorted.
 func (s *subscription) knownHosts(route string) []string {
 	var names []string
 	for _, name := range s.known.sorted() {

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// changeTime returns when the content or the metadata of a file last changed. Programs cannot set this time.
+// changeTime returns when the content or the metadata of the file last changed (ctime). Unlike the modification time,
+// programs cannot set it.
 func changeTime(info fs.FileInfo) time.Time {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {

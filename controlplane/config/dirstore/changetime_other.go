@@ -7,5 +7,5 @@ import (
 	"time"
 )
 
-// changeTime returns the zero time: it is not read on this platform.
+// changeTime returns the zero time, because this platform does not report the change time of a file.
 func changeTime(fs.FileInfo) time.Time { return time.Time{} }

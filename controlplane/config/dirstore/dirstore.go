@@ -1,5 +1,5 @@
-// Package dirstore contains the store of the documents in files. It watches directories, parses changed files, and leaves
-// the last accepted version of a document in force while its current text is refused.
+// Package dirstore contains the store of documents in files. It watches directories and parses changed files. While the
+// current text of a document is refused, its last accepted version stays in force.
 package dirstore
 
 import (
@@ -17,7 +17,7 @@ import (
 const (
 	// debounce is how long the files must not change before they are read, because writes and renames arrive in bursts.
 	debounce = 20 * time.Millisecond
-	// maxDebounce limits the delay for files that change continuously.
+	// maxDebounce limits the total delay if the files change continuously.
 	maxDebounce = 250 * time.Millisecond
 	// removalGrace is how long a file must be missing until its documents are removed. Many programs replace a file by
 	// removing it first.
@@ -47,17 +47,18 @@ type Config struct {
 	LastGood string
 	// OnInvalidPolicy selects the effect of a policy of which no version was ever accepted.
 	OnInvalidPolicy config.OnInvalidPolicy
-	// Rescan is the interval of scans without an event; 30 seconds if zero. They find changes that the system does not
-	// report, such as mounts and changes of links' targets outside the directories.
+	// Rescan is the interval of periodic scans; 30 seconds if zero. Periodic scans find changes that the system does
+	// not report, such as mounts and changes of links' targets outside the directories.
 	Rescan time.Duration
-	// Logger logs each change and each new problem; nil discards them.
+	// Logger receives a record of each change and each new problem; nil discards them.
 	Logger *slog.Logger
 	// Now is the clock; time.Now when nil.
 	Now func() time.Time
 }
 
-// Store is a store that watches the files of directories. If a document becomes invalid, its last accepted version
-// stays in force, and also after a restart if Config.LastGood is set. Removed documents are removed from the store.
+// Store is a store of the documents in files, which it watches. If a document becomes invalid, its last accepted
+// version stays in force. If Config.LastGood is set, this is so even after a restart. Removed documents are removed
+// from the store.
 type Store struct {
 	config.Store // the resources in force
 	// apply changes the embedded store.
@@ -66,11 +67,11 @@ type Store struct {
 	parser config.Parser
 	log    *slog.Logger
 
-	scanning     sync.Mutex // held during a scan; protects the fields up to mu
+	scanning     sync.Mutex // locked during a scan; protects the fields up to mu
 	files        map[string]*trackedFile
 	order        []string                // paths of files, by configured path and then by name; the slice is immutable and only replaced
 	holders      map[config.Key][]string // paths of the files that have a valid version of a document
-	deniers      map[config.Key][]string // paths of the files that have a refused version of a policy and no valid one
+	deniers      map[config.Key][]string // paths of the files whose policy is refused and has no valid version
 	owner        map[config.Key]string   // path of the file whose document is in force
 	inForce      map[config.Key]*config.Resource
 	scanned      map[string]*trackedFile // files that this scan read or found missing
@@ -79,13 +80,13 @@ type Store struct {
 	lastAccepted lastAccepted
 	running      bool // Run was called; before that, no file is written
 
-	mu      sync.Mutex // protects report and failure, which only a scan changes
+	mu      sync.Mutex // protects report and failure, which only a scan changes; other goroutines read them
 	report  storeReport
 	failure string // why the files cannot be read, or ""
 }
 
-// New returns a store with the documents of the files. It fails if a path does not exist. Invalid documents are
-// reported by Problems.
+// New returns a store with the documents in cfg.Paths. It fails if a path cannot be read. Problems reports invalid
+// documents.
 func New(cfg Config) (*Store, error) {
 	if len(cfg.Paths) == 0 {
 		return nil, errors.New("no configuration directory is specified")
@@ -137,7 +138,7 @@ func (s *Store) Run(ctx context.Context) error {
 				f.scan()
 			}
 		case err := <-watcher.Failures:
-			// Probably a queue overflow that lost events; a scan finds all changes.
+			// The queue probably overflowed and lost events, so find the changes by a scan.
 			s.log.Debug("watching the configuration's files", "err", err)
 			f.scan()
 		case <-f.timer.C:
@@ -167,14 +168,16 @@ func (s *Store) poll(ctx context.Context) error {
 	}
 }
 
-// Synced returns a closed channel, because New has read the files.
+// Synced returns a channel that is closed once all documents were read: it is already closed, because New reads the
+// files.
 func (s *Store) Synced() <-chan struct{} {
 	done := make(chan struct{})
 	close(done)
 	return done
 }
 
-// Health reports whether the files can be read. While they cannot, the last read documents stay in force.
+// Health returns false and the reason if the configured paths cannot be read. The documents that were read last then
+// stay in force.
 func (s *Store) Health() (ok bool, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -17,15 +17,16 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
-// lastAccepted persists documents that are in force although the files do not contain them now. Otherwise a policy
-// whose last edit is refused would be lost in a restart.
+// lastAccepted persists the documents that are in force although the current text of the files does not contain them.
+// Otherwise a restart would end the effect of a policy whose last edit is refused.
 type lastAccepted struct {
 	file    string // path; "" persists nothing
-	content []byte // content of the file, as far as known
-	written bool   // this process wrote content
+	content []byte // content that this process wrote last
+	written bool   // the last write succeeded, so the file has the content
 	failure string // why the file could not be written, or ""
 
-	// Versions of an earlier process, used only by the first scan: by path of the document's file, and by key.
+	// byPath and byKey are the versions that an earlier process stored, by path of the document's file and by key. Only
+	// the first scan uses them.
 	byPath map[string]map[config.Key]acceptedVersion
 	byKey  map[config.Key]acceptedVersion
 }
@@ -42,8 +43,8 @@ type lastAcceptedDocument struct {
 	Document json.RawMessage `json:"document"`
 }
 
-// load reads the versions that an earlier process stored. The errors describe what is lost. Damaged content is skipped,
-// so that the control plane starts nevertheless.
+// load reads the versions that an earlier process stored. It skips damaged content, so that the control plane starts
+// nevertheless. lost describes what was skipped.
 func (l *lastAccepted) load(parser config.Parser) (lost []error) {
 	if l.file == "" {
 		return nil
@@ -83,7 +84,7 @@ func (l *lastAccepted) restoreDocument(parser config.Parser, d lastAcceptedDocum
 		return fmt.Errorf("a document of %s is damaged", d.At)
 	}
 	r := resources[0]
-	r.Origin, r.Positions = d.At, nil // positions in the stored text are meaningless
+	r.Origin, r.Positions = d.At, nil // positions in the stored JSON are of no use to the author
 	h := acceptedVersion{resource: r, since: d.Since, stale: true}
 	if l.byPath[d.File] == nil {
 		l.byPath[d.File] = map[config.Key]acceptedVersion{}
@@ -92,7 +93,7 @@ func (l *lastAccepted) restoreDocument(parser config.Parser, d lastAcceptedDocum
 	return nil
 }
 
-// versionsOf returns the restored versions of one file.
+// versionsOf returns the versions that an earlier process stored for the file path.
 func (l *lastAccepted) versionsOf(path string) map[config.Key]acceptedVersion {
 	left := map[config.Key]acceptedVersion{}
 	if len(l.byPath) == 0 {
@@ -102,7 +103,7 @@ func (l *lastAccepted) versionsOf(path string) map[config.Key]acceptedVersion {
 	maps.Copy(left, l.byPath[abs])
 	for _, h := range left {
 		if h.resource.Origin.File == abs {
-			h.resource.Origin.File = path // the current form of the path
+			h.resource.Origin.File = path // the path as configured now
 		}
 	}
 	return left
@@ -115,7 +116,8 @@ func absolutePath(path string) string {
 	return path
 }
 
-// save writes the documents to the file, or removes the file if there are none.
+// save writes documents to the file, or removes the file if there are none. It returns an error if writing fails, or if
+// not all documents fit.
 func (l *lastAccepted) save(documents []retainedDocument) error {
 	if l.file == "" {
 		return nil
@@ -135,8 +137,8 @@ func (l *lastAccepted) save(documents []retainedDocument) error {
 	return err
 }
 
-// encodeLastAccepted returns the text of the file and the number of documents that exceed its size. The text is nil if
-// there are no documents.
+// encodeLastAccepted returns the content of the file, or nil if there are no documents. left is the number of documents
+// that do not fit into the maximum file size.
 func encodeLastAccepted(documents []retainedDocument) (data []byte, left int, err error) {
 	// Policies have priority if not all documents fit.
 	security := func(h retainedDocument) int {
@@ -157,7 +159,7 @@ func encodeLastAccepted(documents []retainedDocument) (data []byte, left int, er
 		}
 		d := lastAcceptedDocument{File: absolutePath(h.path), At: h.resource.Origin, Since: h.since, Document: text}
 		d.At.File = absolutePath(d.At.File)
-		// Escapes may lengthen paths in the JSON text.
+		// JSON escapes may lengthen each byte of a path to six bytes.
 		need := len(text) + 6*(len(d.File)+len(d.At.File)) + 256
 		if size+need > config.MaxFileSize {
 			left++
@@ -180,7 +182,7 @@ func removeFile(file string) error {
 	return nil
 }
 
-// restore loads the versions of an earlier process.
+// restore loads the versions that an earlier process stored, and logs what was lost.
 func (s *Store) restore() {
 	for _, err := range s.lastAccepted.load(s.parser) {
 		s.log.Warn("the last accepted version of a refused document was lost in the restart: the document has no effect until it is fixed",
@@ -188,7 +190,7 @@ func (s *Store) restore() {
 	}
 }
 
-// endRestore discards the restored versions after the first scan and logs how many are in force.
+// endRestore discards the loaded versions after the first scan, and logs how many of them are in force.
 func (s *Store) endRestore() {
 	s.lastAccepted.byPath, s.lastAccepted.byKey = nil, nil
 	if n := len(s.retainedDocuments()); n > 0 {
@@ -207,7 +209,7 @@ func (t *trackedFile) isRetained(h acceptedVersion) bool {
 	return h.stale || t.readErr != nil || !t.emptySince.IsZero()
 }
 
-// hasRetained reports whether a file has retained documents.
+// hasRetained reports whether the file has retained documents.
 func (t *trackedFile) hasRetained() bool {
 	for _, h := range t.accepted {
 		if t.isRetained(h) {
@@ -217,7 +219,7 @@ func (t *trackedFile) hasRetained() bool {
 	return false
 }
 
-// retainedDocuments returns the retained documents of all files.
+// retainedDocuments returns the retained documents of all files that are in force.
 func (s *Store) retainedDocuments() []retainedDocument {
 	var documents []retainedDocument
 	for path := range s.withRetained {

@@ -12,20 +12,20 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// storeReport holds the problems and documents of all files of a store.
+// storeReport contains the problems and documents of all files of a store.
 type storeReport struct {
 	order []string // paths of the files; the slice is immutable and only replaced
 	files map[string]fileReport
 	count int // number of problems
 }
 
-// fileReport holds the problems and documents of one file. It is immutable.
+// fileReport contains the problems and documents of one file. It is immutable.
 type fileReport struct {
 	problems  []config.Problem
 	documents []config.Document
 }
 
-// Problems returns the problems of the documents as they are written now, ordered by file.
+// Problems returns the problems of the current text of the documents, ordered by file.
 func (s *Store) Problems() []config.Problem {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -51,7 +51,7 @@ func (s *Store) Documents() []config.Document {
 	return documents
 }
 
-// updateReport rebuilds the reports of the scanned files and of the files that contain the same documents.
+// updateReport rebuilds the reports of the scanned files, and of all files that contain a document in affected.
 func (s *Store) updateReport(affected map[config.Key]bool) {
 	for key := range affected {
 		for _, path := range slices.Concat(s.holders[key], s.deniers[key]) {
@@ -108,10 +108,9 @@ func unreadableProblem(path string, err error) config.Problem {
 	}
 }
 
-// logNewProblems logs the problems that the previous report did not contain. Each problem names its file, so only
-// reports of the same file are compared.
+// logNewProblems logs the problems in next that the previous report does not contain.
 func (s *Store) logNewProblems(next map[string]fileReport) {
-	if !anyProblems(next) { // the usual case, and there may be many files
+	if !anyProblems(next) { // usually there are no problems, so avoid the loop over many files
 		return
 	}
 	for _, path := range s.order {
@@ -149,7 +148,7 @@ func levelOf(p config.Problem) slog.Level {
 	return slog.LevelDebug
 }
 
-// findNeverAccepted returns the findings of the file's refused policies of which no file has a valid version.
+// findNeverAccepted returns a finding for each refused policy in t of which no file has a valid version.
 func (s *Store) findNeverAccepted(t *trackedFile) []config.Problem {
 	var problems []config.Problem
 	for key, p := range t.policies {
@@ -163,8 +162,8 @@ func (s *Store) findNeverAccepted(t *trackedFile) []config.Problem {
 	return problems
 }
 
-// findDuplicates returns problems for the file's documents that are not in force because another file has a document of
-// the same name.
+// findDuplicates returns an error for each document of the file path that is not in force because another file has a
+// document with the same key.
 func (s *Store) findDuplicates(path string) []config.Problem {
 	var problems []config.Problem
 	for key, h := range s.files[path].accepted {
@@ -184,7 +183,7 @@ func (s *Store) findDuplicates(path string) []config.Problem {
 	return problems
 }
 
-// isDenialInForce reports whether the denial of the file's refused policy is in force.
+// isDenialInForce reports whether t contains the refused policy key and its denial is in force.
 func (s *Store) isDenialInForce(t *trackedFile, key config.Key) bool {
 	p := t.policies[key]
 	return p != nil && p.Denial != nil && s.inForce[key] == p.Denial
@@ -211,7 +210,7 @@ func (s *Store) listDocuments(path string) []config.Document {
 		listed[d.Key] = listed[d.Key] || !d.Inert
 		documents = append(documents, doc)
 	}
-	var unseen []config.Document // documents of a text that cannot be parsed
+	var unseen []config.Document // accepted documents that the current text, which cannot be parsed, may contain
 	for key, h := range t.accepted {
 		if !listed[key] && s.owner[key] == path {
 			unseen = append(unseen, config.Document{Key: key, At: h.resource.Origin, State: config.Stale, Since: h.since})

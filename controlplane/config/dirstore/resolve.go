@@ -9,8 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// resolveDocuments selects the version in force of each document that a scanned file has or had, and updates the table.
-// Documents of other files are unchanged.
+// resolveDocuments selects the version in force of each document that a scanned file contains or contained, and updates
+// the store.
 func (s *Store) resolveDocuments(now time.Time) {
 	affected := s.updateHolders()
 	s.adoptMoved(affected, now)
@@ -37,7 +37,8 @@ func (s *Store) resolveDocuments(now time.Time) {
 	}
 }
 
-// updateHolders updates the indexes of documents for the scanned files. It returns the documents that may be affected.
+// updateHolders updates the indexes holders and deniers for the scanned files. It returns the keys of all documents
+// that these files contain or contained.
 func (s *Store) updateHolders() (affected map[config.Key]bool) {
 	affected = map[config.Key]bool{}
 	for path, t := range s.scanned {
@@ -73,8 +74,9 @@ func removePath(paths map[config.Key][]string, key config.Key, path string) {
 	paths[key] = left
 }
 
-// selectVersion returns the version of a document that is in force, or nil if no file has a valid one. The current
-// version stays in force while its file has it. Otherwise the first file in order provides it.
+// selectVersion returns the version of the document key that is in force. A file whose version is in force keeps this
+// role while it has a valid version. Otherwise the first file with a valid version provides it. If no file has one,
+// selectVersion returns the denial of a refused policy, or nil.
 func (s *Store) selectVersion(key config.Key, rank func() map[string]int) *config.Resource {
 	holders := s.holders[key]
 	if len(holders) == 0 {
@@ -89,7 +91,8 @@ func (s *Store) selectVersion(key config.Key, rank func() map[string]int) *confi
 	return s.files[s.owner[key]].accepted[key].resource
 }
 
-// selectDenial returns the resource that denies the workloads of a policy of which no file has a valid version, or nil.
+// selectDenial returns the denial of the refused policy key, of which no file has a valid version. It returns nil if
+// there is no refused policy, or if the policy cannot or must not be denied.
 func (s *Store) selectDenial(key config.Key, rank func() map[string]int) *config.Resource {
 	paths := slices.DeleteFunc(slices.Clone(s.deniers[key]), func(path string) bool { return !s.parser.IsDenied(s.files[path].policies[key]) })
 	if len(paths) == 0 {
@@ -110,8 +113,8 @@ func (s *Store) rankPaths() map[string]int {
 	return ranks
 }
 
-// adoptMoved retains resources in force whose document was moved to another file and is refused there. This includes
-// moves before a restart.
+// adoptMoved retains the version in force of a document that was moved to another file and is refused there. This
+// includes moves before a restart.
 func (s *Store) adoptMoved(affected map[config.Key]bool, now time.Time) {
 	lost := s.listLost(affected, now)
 	if len(lost) == 0 {
@@ -135,7 +138,8 @@ func (s *Store) adoptMoved(affected map[config.Key]bool, now time.Time) {
 	}
 }
 
-// listLost returns the versions in force of which no file has a valid document any more.
+// listLost returns the versions that are in force, or were in force before a restart, and of which no file has a valid
+// document any more.
 func (s *Store) listLost(affected map[config.Key]bool, now time.Time) map[config.Key]acceptedVersion {
 	lost := maps.Clone(s.lastAccepted.byKey)
 	if lost == nil {

@@ -15,13 +15,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// trackedFile is the state of one file at its last read. It contains the last valid version of each of its documents.
+// trackedFile is the state of one file when it was read last. It contains the last valid version of each document of
+// the file.
 type trackedFile struct {
 	info     fs.FileInfo
 	sum      [sha256.Size]byte
 	parsed   *config.ParsedFile
 	accepted map[config.Key]acceptedVersion
-	// policies holds the refused policies of the newest text that have no accepted version.
+	// policies contains the refused policies of the newest text that have no accepted version.
 	policies     map[config.Key]*config.RefusedPolicy
 	missingSince time.Time // when the file was first missing; zero after removalGrace or if it exists
 	emptySince   time.Time // when the file was first empty; zero after emptyGrace or if it has content
@@ -37,13 +38,13 @@ type acceptedVersion struct {
 	stale    bool // the current text is refused
 }
 
-// scan reads the changed files and updates the table. touched names files that are read even if they look unchanged.
-// again reports whether another scan is needed soon.
+// scan reads the changed files and updates the store. It reads the files in touched even if they look unchanged. again
+// is true if another scan is needed soon.
 func (s *Store) scan(touched map[string]bool) (again bool) {
 	return s.scanListing(listPaths(s.cfg.Paths), touched)
 }
 
-// scanListing is a scan for an existing listing of the files.
+// scanListing is like scan, but uses the listing found.
 func (s *Store) scanListing(found *dirListing, touched map[string]bool) (again bool) {
 	s.scanning.Lock()
 	defer s.scanning.Unlock()
@@ -68,7 +69,7 @@ func (s *Store) scanListing(found *dirListing, touched map[string]bool) (again b
 	return s.finishScan(now)
 }
 
-// finishScan updates the table from the files that were read. again reports whether another scan is needed soon.
+// finishScan updates the store from the files that were read. again is true if another scan is needed soon.
 func (s *Store) finishScan(now time.Time) (again bool) {
 	s.resolveDocuments(now)
 	if s.running {
@@ -86,7 +87,7 @@ func (s *Store) setFailure(err error) {
 	}
 }
 
-// updateFile updates the tracked state of one file.
+// updateFile reads the file, unless it is unchanged and not touched.
 func (s *Store) updateFile(file foundFile, touched bool, now time.Time) {
 	t := s.files[file.path]
 	if t == nil {
@@ -103,7 +104,8 @@ func (s *Store) updateFile(file foundFile, touched bool, now time.Time) {
 	}
 }
 
-// reloadFile reads and parses a file. again reports whether it must be read again soon.
+// reloadFile reads and parses the file. again is true if the file must be read again soon, because a program is
+// probably writing or replacing it.
 func (s *Store) reloadFile(t *trackedFile, file foundFile, now time.Time) (again bool) {
 	data, err := readLimited(file.path)
 	if t.readErr = err; err != nil {
@@ -123,7 +125,7 @@ func (s *Store) reloadFile(t *trackedFile, file foundFile, now time.Time) (again
 	return false
 }
 
-// trackFile adds a file, with the versions that were restored for it.
+// trackFile adds the file path, with the versions that an earlier process stored for it.
 func (s *Store) trackFile(path string) *trackedFile {
 	t := &trackedFile{accepted: s.lastAccepted.versionsOf(path)}
 	for key := range t.accepted {
@@ -134,22 +136,24 @@ func (s *Store) trackFile(path string) *trackedFile {
 	return t
 }
 
-// isWithinGrace reports whether less than the grace period has passed since the condition began. It sets since on the
-// first call.
-func isWithinGrace(since *time.Time, now time.Time, grace time.Duration) bool {
-	if since.IsZero() {
-		*since = now
+// isWithinGrace reports whether the condition that began at *start has lasted less than grace. If *start is zero, the
+// condition begins now.
+func isWithinGrace(start *time.Time, now time.Time, grace time.Duration) bool {
+	if start.IsZero() {
+		*start = now
 	}
-	return now.Sub(*since) < grace
+	return now.Sub(*start) < grace
 }
 
-// isUnchanged compares the change times too. Programs can set size and modification time (archives restore one time for
-// all files), and a new file may reuse the inode number of a removed one.
+// isUnchanged reports whether a and b describe the same file with the same content. Size, modification time and inode
+// are not sufficient: programs can set the modification time, and a new file may reuse the inode of a removed one.
+// Programs cannot set the change time.
 func isUnchanged(a, b fs.FileInfo) bool {
 	return a != nil && os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime()) && changeTime(a).Equal(changeTime(b))
 }
 
-// readLimited reads a file, up to one byte more than MaxFileSize.
+// readLimited reads at most MaxFileSize+1 bytes of the file path. The caller detects a file that is too large by the
+// extra byte.
 func readLimited(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -159,8 +163,9 @@ func readLimited(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, config.MaxFileSize+1))
 }
 
-// retainAccepted stores the valid documents of the newest text and retains the last accepted version of refused ones.
-// If it is unknown which documents the text was meant to contain, it removes none.
+// retainAccepted stores the valid documents of the newest text, and retains the last accepted version of refused ones.
+// It discards documents that the text no longer contains. If the text is incomplete, so that it may have been meant to
+// contain them, it retains all documents.
 func (t *trackedFile) retainAccepted(now time.Time) {
 	next, refused := map[config.Key]acceptedVersion{}, map[config.Key]bool{}
 	anyKind := func(key config.Key) config.Key { return config.Key{Namespace: key.Namespace, Name: key.Name} }
@@ -188,8 +193,8 @@ func (t *trackedFile) retainAccepted(now time.Time) {
 	t.collectRefusedPolicies()
 }
 
-// collectRefusedPolicies collects the refused policies without an accepted version. Policies of an unreadable text are
-// retained.
+// collectRefusedPolicies updates policies from the newest text. If a part of the text could not be parsed, it retains
+// earlier policies.
 func (t *trackedFile) collectRefusedPolicies() {
 	next := map[config.Key]*config.RefusedPolicy{}
 	if t.parsed.Unreadable {
@@ -204,10 +209,11 @@ func (t *trackedFile) collectRefusedPolicies() {
 	t.policies = next
 }
 
-// hasEffect reports whether a document of the file is in force, or may be.
+// hasEffect reports whether a document or a denial of the file may be in force.
 func (t *trackedFile) hasEffect() bool { return len(t.accepted)+len(t.policies) > 0 }
 
-// handleMissing handles a file that no longer exists. keep reports whether its documents stay in force for now.
+// handleMissing handles the file path, which the listing found does not contain. keep is true if its documents stay in
+// force for now: its directory cannot be read, or the file has been missing for less than removalGrace.
 func (s *Store) handleMissing(path string, found *dirListing, now time.Time) (keep bool) {
 	delete(s.rescanSoon, path)
 	for _, dir := range found.unreadable {

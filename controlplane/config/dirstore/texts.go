@@ -11,7 +11,7 @@ import (
 // File is the name and the text of a file.
 type File struct{ Name, Text string }
 
-// FindFiles returns the files that a Store would read below the paths, in its order.
+// FindFiles returns the files that a Store with these paths would read, in the same order.
 func FindFiles(paths []string) ([]string, error) {
 	found := listPaths(paths)
 	if found.err != nil {
@@ -26,9 +26,9 @@ func FindFiles(paths []string) ([]string, error) {
 	return names, nil
 }
 
-// ReadTexts returns a store with the documents of the files, as a Store with these texts would contain them. If several
-// documents have the same name, the first one is in force. For a refused document, its version in the store inForce
-// stays in force. inForce may be nil.
+// ReadTexts returns a store with the documents in files, as a Store that reads these files would contain them. If
+// several documents have the same key, the first one is in force. A refused document is replaced by its version in the
+// store inForce, which may be nil.
 func ReadTexts(files []File, parser config.Parser, inForce config.Store) (config.Store, []config.Problem) {
 	store, apply := config.NewFileStore()
 	t := &fileSetStore{store: store, apply: apply, before: inForce, origins: map[config.Key]config.Position{}}
@@ -81,8 +81,8 @@ func (t *fileSetStore) addFile(f File, parsed *config.ParsedFile) {
 	t.apply(put, nil)
 }
 
-// withCreated copies the creation time of the version in force, because the oldest of several documents for a host
-// takes precedence.
+// withCreated returns r with the creation time of the version in force, unless r specifies one. The creation time
+// decides which of several conflicting documents takes precedence.
 func (t *fileSetStore) withCreated(r *config.Resource) *config.Resource {
 	if t.before == nil || !r.Created.IsZero() {
 		return r
@@ -93,7 +93,8 @@ func (t *fileSetStore) withCreated(r *config.Resource) *config.Resource {
 	return r
 }
 
-// applyDenials adds the denials of refused policies that have no accepted version.
+// applyDenials adds the denials of refused policies that have no accepted version, and a finding for each of these
+// policies.
 func (t *fileSetStore) applyDenials(parser config.Parser) {
 	for _, p := range t.policies {
 		if r := t.store.Get(p.Key); r != nil && !r.Denial {
@@ -106,7 +107,7 @@ func (t *fileSetStore) applyDenials(parser config.Parser) {
 	}
 }
 
-// retainInForce adds the versions in force of documents that are refused now.
+// retainInForce adds the versions in force of the documents that are refused now.
 func (t *fileSetStore) retainInForce() {
 	var put []*config.Resource
 	for _, kind := range config.Kinds() {

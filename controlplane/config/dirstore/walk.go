@@ -13,8 +13,8 @@ import (
 type dirListing struct {
 	files []foundFile
 	dirs  []foundDir
-	// unreadable lists paths whose content is unknown. Documents below them stay in force. err is the error of the
-	// first one.
+	// unreadable lists paths that cannot be read. Documents below them stay in force. err is the error of the first
+	// path.
 	unreadable []string
 	err        error
 }
@@ -29,7 +29,7 @@ type foundFile struct {
 	info fs.FileInfo
 }
 
-// maxDepth limits how deep directories are read.
+// maxDepth limits the depth of the directories that are read.
 const maxDepth = 32
 
 func listPaths(paths []string) *dirListing {
@@ -56,8 +56,9 @@ func (f *dirListing) addUnreadable(path string, err error) {
 	}
 }
 
-// readDir reads a directory. around contains the file information of the directory and of all directories that contain
-// it, the root first. readDir does not follow a link to one of them.
+// readDir lists the directory dir and the directories below it. around contains the file information of dir and of all
+// directories that contain it, the root first. readDir does not follow links to these directories, which would be
+// endless.
 func (f *dirListing) readDir(dir string, around []fs.FileInfo) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -79,7 +80,8 @@ func (f *dirListing) readDir(dir string, around []fs.FileInfo) {
 		info, err := look()
 		switch {
 		case err != nil:
-			// The entry was removed meanwhile, or is a dangling link. An unreadable file is reported when it is read.
+			// The entry was removed meanwhile, or is a dangling link. A file that cannot be read is reported by the
+			// scan.
 		case info.IsDir():
 			if !containsDir(around, info) && len(around) < maxDepth {
 				f.readDir(path, append(slices.Clip(around), info))
@@ -102,7 +104,7 @@ func isConfigFile(name string) bool {
 	return false
 }
 
-// isEditorFile reports whether a name is hidden or belongs to a temporary file of an editor.
+// isEditorFile reports whether name is the name of a hidden file or of an editor's temporary file.
 func isEditorFile(name string) bool {
 	return strings.HasPrefix(name, ".") || strings.HasSuffix(name, "~") || strings.HasPrefix(name, "#") ||
 		strings.HasSuffix(name, ".swp") || strings.HasSuffix(name, ".tmp")

@@ -18,10 +18,10 @@ import (
 // watched would cause endless scans.
 const maxUnwatchedScans = 3
 
-// dirWatcher scans all files when the system reports a change, and periodically. Only changed files are read. The
-// directories, the directories below them and the parents of the configured paths are watched. That covers an editor's
-// rename and the replacement of a Kubernetes volume, whose files are links through "..data". The periodic scan finds
-// other changes: mounts, and changes of links' targets outside the directories.
+// dirWatcher scans all files when the system reports a change, and periodically. Only changed files are read. It
+// watches the configured directories, the directories below them, and the parents of the configured paths. This detects
+// an editor's rename and the replacement of a Kubernetes volume, whose files are links through "..data". The periodic
+// scan finds other changes: mounts, and changes of links' targets outside the directories.
 type dirWatcher struct {
 	store          *Store
 	watcher        *filewatch.Watcher
@@ -58,8 +58,8 @@ func (f *dirWatcher) scan() {
 	}
 }
 
-// watchDirs watches the directories, and replaced ones again. unwatched reports whether a directory was not watched
-// during the whole time since the last scan.
+// watchDirs watches dirs and the parents of the configured paths. unwatched is true if any directory was not watched
+// during the whole time since the last scan, so that its changes may have been missed.
 func (f *dirWatcher) watchDirs(dirs []foundDir) (unwatched bool) {
 	before, watched := f.dirs, map[string]bool{}
 	for _, dir := range f.watcher.WatchList() { // without removed directories
@@ -87,7 +87,7 @@ func (f *dirWatcher) watchDirs(dirs []foundDir) (unwatched bool) {
 	return unwatched
 }
 
-// isRelevant reports whether an event may concern a file that is read.
+// isRelevant reports whether event may concern a file that the store reads.
 func (f *dirWatcher) isRelevant(event fsnotify.Event) bool {
 	name := filepath.Base(event.Name)
 	if strings.HasPrefix(name, "..") { // Kubernetes replaces the files of a volume by renaming "..data"
@@ -107,7 +107,8 @@ func isWithin(dir, path string) bool {
 	return err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator))
 }
 
-// collectEvents records events until the files have not changed for the debounce time.
+// collectEvents records events, beginning with first, until the files have not changed for the time debounce. It stops
+// after maxDebounce.
 func (f *dirWatcher) collectEvents(ctx context.Context, first fsnotify.Event) {
 	f.touched[filepath.Clean(first.Name)] = true
 	maxDelay := time.NewTimer(maxDebounce)
