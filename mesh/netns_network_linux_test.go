@@ -457,7 +457,7 @@ func TestExecRunsCommandInWorkloadSandbox(t *testing.T) {
 			}
 			lines := strings.SplitN(string(out), "\n", 4)
 			own, _ := os.Readlink("/proc/self/ns/net")
-			if captured := m.placement.Captured(); (lines[0] != own) != captured || strings.Contains(lines[3], "of the mesh") != captured {
+			if captured := m.placement.Captured(); (lines[0] != own) != captured || strings.Contains(lines[3], "written by pilotfish") != captured {
 				t.Errorf("the program ran in the namespace %s, with resolv.conf %s", lines[0], lines[3])
 			}
 			if lines[1] != cmd.Dir || lines[2] != i.Name+" "+m.runID {
