@@ -84,8 +84,8 @@ func (a *Agent) certificateSource(logger *slog.Logger) (sds.Source, error) {
 	})
 }
 
-// applyProxyConfig applies the mesh's trust bundles from the ProxyConfig resource of the control plane. Invalid bundles
-// are rejected as a whole with an error.
+// applyProxyConfig applies the mesh's trust bundles from the ProxyConfig resource of the control plane. If a bundle is
+// invalid, it returns an error, and the previous bundles remain in effect.
 func applyProxyConfig(certificates *sds.Server, resources [][]byte) error {
 	var roots []string
 	for _, resource := range resources {
@@ -98,7 +98,8 @@ func applyProxyConfig(certificates *sds.Server, resources [][]byte) error {
 	return certificates.SetExtraRoots(trustSourceControlPlane, roots)
 }
 
-// applyDenyList applies the revocation lists of the control plane. Malformed lists are rejected as a whole.
+// applyDenyList applies the revocation lists of the control plane. If a list is malformed, it returns an error, and the
+// previous lists remain in effect.
 func applyDenyList(certificates *sds.Server, resources [][]byte) error {
 	for _, resource := range resources { // the control plane sends exactly one resource
 		context := &tlsv3.CertificateValidationContext{}

@@ -126,8 +126,8 @@ func (s *systemdNotifier) nextInterval(last time.Duration, started bool) time.Du
 	return period
 }
 
-// heartbeat checks liveness and readiness and notifies systemd. It returns whether the agent is ready now or was ready
-// before.
+// heartbeat checks liveness and readiness and notifies systemd. It returns true if the agent is ready now, or if ready
+// is true already: systemd is notified of the first readiness only.
 func (s *systemdNotifier) heartbeat(ctx context.Context, ready, stopping bool) bool {
 	if s.watchdog > 0 {
 		if ok, why := s.query(ctx, "/healthz/live"); ok {

@@ -39,12 +39,11 @@ func defaultRuntime(c Config) map[string]*structpb.Value {
 		"envoy.reloadable_features.http_reject_path_with_fragment": structpb.NewBoolValue(false),
 	}
 	if c.KnowsAllFlags() {
-		// With this flag, load balancing may omit endpoints that arrived in the same update as others (Envoy's issue
-		// 45212).
+		// If this flag is true, load balancing may omit some endpoints when one update adds several (Envoy's issue 45212).
 		flags[coalesceFlag] = structpb.NewBoolValue(false)
 	}
 	if c.MemoryLimit == 0 {
-		// With this flag, a heap monitor that the user configures counts only allocated memory. The heap monitor for
+		// If this flag is true, a heap monitor that the user configures counts only allocated memory. The heap monitor for
 		// MemoryLimit must also count memory that Envoy has freed but not returned to the kernel.
 		flags[allocatedFlag] = structpb.NewBoolValue(true)
 	}

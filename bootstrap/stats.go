@@ -44,9 +44,8 @@ var drainSuffixes = []string{
 	"downstream_cx_active", "downstream_rq_active", "downstream_cx_tx_bytes_buffered", "downstream_cx_total", "downstream_rq_total",
 }
 
-// DrainOnlyStats returns the suffixes of statistics that the bootstrap includes only because a drain needs them, and
-// that the user's settings do not select. For a customized bootstrap, it returns none, because it does not know the
-// statistics there.
+// DrainOnlyStats returns the name suffixes of those statistics that only a drain needs, because the user's settings do
+// not select them. It returns nil for a customized bootstrap, whose statistics are unknown.
 func DrainOnlyStats(c Config) []string {
 	if c.isCustomized() {
 		return nil

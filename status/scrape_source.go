@@ -220,7 +220,7 @@ func (s *source) endBy(early time.Time) (off func()) {
 	return func() { timer.Stop() }
 }
 
-// timeoutError replaces the error of a cancelled source by a timeout error.
+// timeoutError returns errSlow if the source has exceeded its time, and otherwise err.
 func (s *source) timeoutError(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) || s.late.Load() && errors.Is(err, context.Canceled) {
 		return errSlow

@@ -153,8 +153,8 @@ func hasReasonFor(reason, name string) bool {
 	return false
 }
 
-// nameOccurrences yields the start and end of each occurrence of name in text. It skips an occurrence that follows
-// another character of a name, as in a longer name.
+// nameOccurrences yields the start and end of each occurrence of name in text. It skips an occurrence that is the end of
+// a longer name.
 func nameOccurrences(text, name string) iter.Seq2[int, int] {
 	return func(yield func(start, end int) bool) {
 		for from := 0; name != ""; {

@@ -64,8 +64,8 @@ type session struct {
 	sendMu sync.Mutex
 }
 
-// serve handles one stream of Envoy. The work runs in other goroutines: if Envoy does not read, a Send blocks until the
-// gRPC handler returns.
+// serve handles one stream of Envoy. Other goroutines send to Envoy: if Envoy does not read, a Send returns only when
+// serve has returned, so serve must not send itself.
 func (r *Relay) serve(v wire.Variant, stream grpc.ServerStream) error {
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)

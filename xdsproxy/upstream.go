@@ -263,7 +263,8 @@ func (u *upstream) connect(ctx context.Context, t target) connection {
 	return c
 }
 
-// maxPingSlowdown limits pingSlowdown. With it, the default interval becomes 32 minutes.
+// maxPingSlowdown is the maximum of pingSlowdown, by which the keepalive interval grows: from the default of 30 s to 32
+// minutes.
 const maxPingSlowdown = 64
 
 // interval returns how long gRPC waits for data before it sends a ping.

@@ -123,8 +123,8 @@ func (a *upstreamStream) sendRequests() {
 	}
 }
 
-// forwardRequests forwards the request f of Envoy and all queued requests. ok is false if Envoy has closed its side of
-// the stream. It returns whether further requests can follow.
+// forwardRequests forwards the request f of Envoy and all queued requests. If ok is false, Envoy has closed its side of
+// the stream, and forwardRequests closes the upstream side. It reports whether further requests can follow.
 func (a *upstreamStream) forwardRequests(f *wire.Message, ok bool) bool {
 	for {
 		if !ok {

@@ -99,8 +99,8 @@ func (f *family) owns(name []byte) (suffix string, ok bool) {
 	return "", false
 }
 
-// numericLabelKind returns the family's type. numericLabel uses it to select the label whose value must be a number
-// (le, quantile). For a plain family it returns unknown, because no label must be a number.
+// numericLabelKind returns the kind that determines which label (le, quantile) must have a number as value. It returns
+// unknown for a plain family, whose labels may have any value.
 func (f *family) numericLabelKind() kind {
 	if f.plain {
 		return unknown

@@ -101,8 +101,8 @@ func (m *Merger) Release(names ...string) {
 	}
 }
 
-// Join makes the Merger write the families of spools together with those families of the next sources that have the
-// same name and type. Each name then occurs only once. Flush writes the remaining families of the spools.
+// Join adds spools. The Merger writes a family of a spool directly after the family of a later source that has the same
+// name and type, so that each name occurs once. Flush writes the other families of the spools.
 func (m *Merger) Join(spools ...*Spool) { m.later = append(m.later, spools...) }
 
 // Copy writes one source. If the source cannot be read completely, it writes the valid part. Close returns errors of

@@ -15,17 +15,17 @@ func PeerOf(conn net.Conn) (Peer, error) {
 	}
 	raw, err := uc.SyscallConn()
 	if err != nil {
-		return Peer{}, fmt.Errorf("uds: peer credentials: %w", err)
+		return Peer{}, fmt.Errorf("uds: reading the credentials of the client: %w", err)
 	}
 	var cred *unix.Ucred
 	var credErr error
 	if err := raw.Control(func(fd uintptr) {
 		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	}); err != nil {
-		return Peer{}, fmt.Errorf("uds: peer credentials: %w", err)
+		return Peer{}, fmt.Errorf("uds: reading the credentials of the client: %w", err)
 	}
 	if credErr != nil {
-		return Peer{}, fmt.Errorf("uds: peer credentials: %w", credErr)
+		return Peer{}, fmt.Errorf("uds: reading the credentials of the client: %w", credErr)
 	}
 	return Peer{PID: cred.Pid, UID: cred.Uid, GID: cred.Gid}, nil
 }
