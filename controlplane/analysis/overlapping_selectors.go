@@ -8,8 +8,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
 )
 
-// checkOverlap reports two documents with different selectors that match the same known workload, although only one
-// document of this kind applies to a workload. documents are in order of precedence.
+// checkOverlap reports two documents with different selectors that match the same known workload. documents are of a
+// kind of which only one document applies to a workload, in order of precedence.
 func (c *snapshotCheck) checkOverlap(documents []*config.Resource) {
 	inForce := map[config.Key]*config.Resource{} // by workload
 	for _, r := range documents {

@@ -57,7 +57,7 @@ func weights[D interface{ GetWeight() int32 }](c *snapshotCheck, v *snapshot.Vir
 	}
 }
 
-// earlier is a match that precedes the matches that are compared with it.
+// earlier is a match that precedes the match with which it is compared.
 type earlier[M any] struct {
 	match M
 	route routeAt

@@ -281,7 +281,7 @@ func flatten(v any, path string, out map[string]string) {
 	}
 }
 
-// itemName returns the name that identifies a list item, or "".
+// itemName returns the name that identifies a list item, or "" if the item has no name.
 func itemName(item any) string {
 	switch item := item.(type) {
 	case string:

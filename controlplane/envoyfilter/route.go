@@ -163,7 +163,7 @@ func (p *patch) changeHost(host *routev3.VirtualHost) (changed bool, err error) 
 func (p *patch) changeRoutes(host *routev3.VirtualHost) (changed bool, err error) {
 	want := p.match.GetRouteConfiguration().GetVhost().GetRoute()
 	anchored := want.GetName() != "" || want.GetAction() != networking.EnvoyFilter_RouteConfigurationMatch_RouteMatch_ANY
-	// If the patch matches no route in particular, MERGE and REMOVE apply to all routes.
+	// If the patch has no condition on routes, MERGE and REMOVE apply to all routes.
 	if p.isMerge() || p.op == networking.EnvoyFilter_Patch_REMOVE {
 		anchored = true
 	}

@@ -110,13 +110,13 @@ func Name(client xds.ClientStatus) string {
 	return client.Node
 }
 
-// Find returns the client to which what refers. what is a client ID, a node ID, a workload's name with or without the
+// Find returns the client that query identifies: by client ID, node ID, the workload's name with or without the
 // namespace, or a unique prefix of such a name.
-func Find(clients []xds.ClientStatus, what string) (xds.ClientStatus, error) {
+func Find(clients []xds.ClientStatus, query string) (xds.ClientStatus, error) {
 	for _, fits := range []func(xds.ClientStatus) bool{
-		func(c xds.ClientStatus) bool { return c.ID == what || c.Node == what || Name(c) == what },
-		func(c xds.ClientStatus) bool { name, _, _ := strings.Cut(Name(c), "."); return name == what },
-		func(c xds.ClientStatus) bool { return strings.HasPrefix(Name(c), what) },
+		func(c xds.ClientStatus) bool { return c.ID == query || c.Node == query || Name(c) == query },
+		func(c xds.ClientStatus) bool { name, _, _ := strings.Cut(Name(c), "."); return name == query },
+		func(c xds.ClientStatus) bool { return strings.HasPrefix(Name(c), query) },
 	} {
 		found := slices.DeleteFunc(slices.Clone(clients), func(c xds.ClientStatus) bool { return !fits(c) })
 		newest := slices.MaxFunc(append(found, xds.ClientStatus{}), func(a, b xds.ClientStatus) int { return a.Connected.Compare(b.Connected) })
@@ -125,13 +125,13 @@ func Find(clients []xds.ClientStatus, what string) (xds.ClientStatus, error) {
 		case len(found) > 0 && same: // one node has two connections, so return the newer one
 			return newest, nil
 		case len(found) > 1:
-			return xds.ClientStatus{}, fmt.Errorf("%q matches several proxies: %s; use the full name of one of them", what, clientNames(found))
+			return xds.ClientStatus{}, fmt.Errorf("%q matches several proxies: %s; use the full name of one of them", query, clientNames(found))
 		}
 	}
 	if len(clients) == 0 {
-		return xds.ClientStatus{}, fmt.Errorf("no proxy %q: no proxy is connected", what)
+		return xds.ClientStatus{}, fmt.Errorf("no proxy %q: no proxy is connected", query)
 	}
-	return xds.ClientStatus{}, fmt.Errorf("no proxy %q is connected; connected proxies: %s", what, clientNames(clients))
+	return xds.ClientStatus{}, fmt.Errorf("no proxy %q is connected; connected proxies: %s", query, clientNames(clients))
 }
 
 func clientNames(clients []xds.ClientStatus) string {

@@ -20,8 +20,8 @@ var wellKnownPorts = map[uint32]Protocol{
 	5672: TCP, 6379: TCP, 9042: TCP, 9092: TCP, 11211: TCP, 26257: TCP, 27017: TCP,
 }
 
-// serviceProtocol returns the protocol of a Kubernetes Service's port: the protocol in appProtocol, or else in the
-// port's name up to the first dash, or else of a well-known port number, or else Undeclared.
+// serviceProtocol returns the protocol of a Kubernetes Service's port. The first of these values determines it:
+// appProtocol, the port's name up to the first dash, a well-known port number. If none does, the result is Undeclared.
 func serviceProtocol(appProtocol, name string, number uint32) Protocol {
 	if p, ok := protocolNames[strings.ToLower(appProtocol)]; ok {
 		return p
@@ -45,7 +45,7 @@ func namedProtocol(name string, number uint32) Protocol {
 }
 
 // entryProtocol returns the protocol of a ServiceEntry's port: the protocol in its protocol field, or else the protocol
-// that the name and number of a Service's port would have.
+// that a Service's port with this name and number has.
 func entryProtocol(protocol, name string, number uint32) Protocol {
 	if p, ok := protocolNames[strings.ToLower(protocol)]; ok {
 		return p

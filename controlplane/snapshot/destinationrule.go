@@ -241,8 +241,8 @@ func (s *Snapshot) DestinationRules() []*DestinationRule {
 	return slices.DeleteFunc(slices.Clone(s.index.destinationRules.all), func(d *DestinationRule) bool { return d.key.exportTo != localKey })
 }
 
-// DestinationRule returns the rule for calls from a namespace to a service, or nil. It ignores rules with a workload
-// selector, because these apply only to some clients.
+// DestinationRule returns the rule for calls from a namespace to a service, or nil if there is none. It ignores rules
+// with a workload selector, because these apply only to some clients.
 func (s *Snapshot) DestinationRule(namespace string, svc *registry.Service) *DestinationRule {
 	return s.index.destinationRules.lookup(namespace, svc.Hostname, svc.Namespace)
 }

@@ -98,7 +98,7 @@ func (sc *Scope) EgressListeners() []EgressListener {
 	return sc.perPort.listeners
 }
 
-// Spec returns the Sidecar's spec, or nil.
+// Spec returns the spec of the Sidecar, or nil if no Sidecar limits the scope.
 func (sc *Scope) Spec() *networking.Sidecar {
 	if sc.Sidecar == nil {
 		return nil

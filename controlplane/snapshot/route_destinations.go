@@ -11,8 +11,8 @@ import (
 // maxRouteHosts is the maximum number of hosts in RouteHosts. Rules with more hosts depend on the whole scope.
 const maxRouteHosts = 4
 
-// RouteHosts contains the parts of a scope on which a VirtualService's routes depend. It is comparable, so that it can
-// be part of a Cache key.
+// RouteHosts contains the parts of a scope on which a VirtualService's routes depend. It is comparable and can
+// therefore be part of a Cache key.
 type RouteHosts [maxRouteHosts]routeHost
 
 type routeHost struct {

@@ -9,9 +9,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// sortForNamespace returns the rules that are exported to namespace, in Istio's order of precedence: rules of the
-// namespace that are not public, other rules that are not public, public rules. Rules with the same rank retain their
-// order.
+// sortForNamespace returns the rules that are exported to namespace, in Istio's order of precedence. Rules of the
+// namespace that are not public are first. Other rules that are not public follow, then public rules. Rules with the
+// same rank retain their order.
 func sortForNamespace(rules []*VirtualService, namespace string) []*VirtualService {
 	var out []*VirtualService
 	private := false

@@ -90,7 +90,7 @@ func (sc *Scope) VisibleNames(svc *registry.Service) iter.Seq[*registry.Service]
 // Hostname returns the full name of host, as written in a document of namespace. The host need not be visible or exist.
 func (sc *Scope) Hostname(host, namespace string) string { return sc.resolve(host, namespace) }
 
-// DestinationRule returns the rule for calls to a service, or nil.
+// DestinationRule returns the rule for calls to a service, or nil if there is none.
 func (sc *Scope) DestinationRule(svc *registry.Service) *DestinationRule { return sc.rules[svc] }
 
 // VirtualService returns the sidecar rule for host, or nil. If several rules match, it returns the rule with the most
@@ -181,8 +181,8 @@ func (w *meshIndex) partCount() int {
 	return n
 }
 
-// sidecar returns the Sidecar resource of a workload: the one that selects the workload, or else the one of the
-// workload's namespace, or else the one of the root namespace.
+// sidecar returns the Sidecar resource of a workload: the Sidecar that selects the workload, or else the Sidecar for
+// the complete namespace, or else the Sidecar of the root namespace. It returns nil if there is none.
 func (w *meshIndex) sidecar(namespace string, labels map[string]string) *config.Resource {
 	var whole *config.Resource
 	for _, r := range w.sidecars[namespace] {

@@ -35,9 +35,9 @@ func (s *Snapshot) Certificate(namespace, name string) *config.SecretSpec {
 // Secret with the server's certificate.
 const CASuffix = "-cacert"
 
-// CACertificates returns the Secret with the CA certificates that verify the clients of a server, or nil. name is the
-// name of the Secret with the server's certificate. The CA certificates are in the Secret with the suffix CASuffix, or
-// else in the Secret that is called name.
+// CACertificates returns the Secret with the CA certificates that verify the clients of a server, or nil if there is
+// none. name is the name of the Secret with the server's certificate. The CA certificates are in the Secret with the
+// suffix CASuffix, or else in the Secret that is called name.
 func (s *Snapshot) CACertificates(namespace, name string) *config.SecretSpec {
 	for _, candidate := range []string{name + CASuffix, name} {
 		secret := s.secrets.byKey[config.Key{Kind: config.Secret, Namespace: namespace, Name: candidate}]

@@ -20,8 +20,8 @@ import (
 type Inputs struct {
 	// Store contains the valid documents.
 	Store config.Store
-	// Mesh is the mesh configuration, or nil. Unset fields have Istio's defaults (see WithDefaults). To change the
-	// configuration, set a different pointer, because Build compares pointers.
+	// Mesh is the mesh configuration; nil selects Istio's defaults. Unset fields have Istio's defaults too (see
+	// WithDefaults). To change the configuration, set a different pointer, because Build compares pointers.
 	Mesh *meshconfig.MeshConfig
 	// Domain is the suffix of Kubernetes Services' names; default "cluster.local".
 	Domain string
@@ -140,7 +140,7 @@ func newBuild(prev *Snapshot, in Inputs, changed []config.Key) *build {
 	return b
 }
 
-// mayDiffer reports whether documents of these kinds may differ from those of the previous snapshot.
+// mayDiffer reports whether documents of these kinds may have changed since the previous snapshot.
 func (b *build) mayDiffer(kinds ...config.Kind) bool {
 	for _, k := range kinds {
 		if b.changedKinds[k] {

@@ -45,8 +45,9 @@ func (s *Snapshot) Telemetry(namespace string, labels map[string]string) Telemet
 	return t
 }
 
-// Provider returns the provider that is called name, or nil. Two providers are built in: "prometheus", and "envoy",
-// which writes access logs to standard output. The mesh configuration may define other providers with these names.
+// Provider returns the provider that is called name, or nil if there is none. Two providers are built in: "prometheus",
+// and "envoy", which writes access logs to standard output. The mesh configuration may define other providers with
+// these names.
 func (t Telemetry) Provider(name string) *ExtensionProvider {
 	return FindTelemetryProvider(t.mesh, name)
 }

@@ -59,7 +59,7 @@ func (v proxyView) mayCallWith(name string) bool {
 }
 
 // originationContext returns the TLS context that the settings specify, or nil if the caller may not use the
-// certificates that they require. If noFiles is set, it also returns nil for client certificates in files: these files
+// certificates that they require. If noFiles is set, it also returns nil for client certificates in files. These files
 // could contain the gateway's own mesh certificate, which rules of other namespaces must not use.
 func (c serviceCluster) originationContext(settings *networking.ClientTLSSettings) *tlsv3.CommonTlsContext {
 	common := &tlsv3.CommonTlsContext{TlsParams: tlsParameters(c.mesh.GetTlsDefaults())}

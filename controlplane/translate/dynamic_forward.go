@@ -42,8 +42,9 @@ func setDynamicForward(cluster *clusterv3.Cluster, family clusterv3.Cluster_DnsL
 	setHTTPOptions(cluster, options)
 }
 
-// setAutoSNI sets the options that Envoy requires for clusters that connect to the host in the request: Envoy verifies
-// that the server's certificate is for the requested name. Envoy requires these options even without TLS.
+// setAutoSNI sets the SNI of TLS connections to the host in the request, and makes Envoy verify that the server's
+// certificate is for this host. Envoy requires these options for clusters that connect to the host in the request, even
+// without TLS.
 func setAutoSNI(options *httpv3.HttpProtocolOptions) {
 	options.UpstreamHttpProtocolOptions = &corev3.UpstreamHttpProtocolOptions{AutoSni: true, AutoSanValidation: true}
 }

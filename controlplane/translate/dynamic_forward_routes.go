@@ -19,8 +19,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// If Envoy resolves a service by name, the service still determines the destination: the request's host must match the
-// service's host, and the port is that of the service. Otherwise a client could make the proxy connect to any host.
+// Even if Envoy resolves a service by name, the service determines the destination. The request's host must match the
+// service's host, and Envoy connects to the service's port. Otherwise a client could make the proxy connect to any
+// host.
 
 // isCaptured reports whether the kernel redirects connections to the proxy, which then knows their original
 // destination.

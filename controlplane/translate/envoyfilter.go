@@ -13,8 +13,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// patches returns the EnvoyFilter patches that apply to the proxy, or nil. Cached resources are shared by several
-// proxies, so their cache key must identify the patches that apply.
+// patches returns the EnvoyFilter patches that apply to the proxy, or nil if there are none. Cached resources are
+// shared by several proxies, so their cache key must identify the patches that apply.
 func (p *Proxy) patches(s *snapshot.Snapshot) *envoyfilter.Set {
 	filters := s.EnvoyFilters(p.Namespace, p.Labels)
 	if len(filters) == 0 {

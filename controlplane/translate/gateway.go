@@ -123,8 +123,8 @@ func (v proxyView) servers() []server {
 	return out
 }
 
-// listenPort returns the port on which the router receives the traffic for a server's port: the Gateway's target port,
-// the target port in the router's Service, or the port itself.
+// listenPort returns the port on which the router receives the traffic for the port of a server. This is the Gateway's
+// target port, or else the target port in the router's Service, or else the port itself.
 func (v proxyView) listenPort(p *networking.Port) uint32 {
 	number := p.GetNumber()
 	//lint:ignore SA1019 the field is deprecated, but documents still use it
@@ -225,8 +225,8 @@ func (v proxyView) gatewayListener(at netip.AddrPort, servers []server) *listene
 	return l
 }
 
-// claimChain removes from chain the server names that an earlier chain of the listener has, because Envoy rejects a
-// listener with two chains that have the same match. It reports whether chain still matches any names.
+// claimChain removes the server names of chain that an earlier chain of the listener has. It reports whether chain
+// still matches any names. Envoy rejects a listener with two chains that have the same match.
 func (d domains) claimChain(chain *listenerv3.FilterChain) bool {
 	match := chain.GetFilterChainMatch()
 	if len(match.GetServerNames()) == 0 {

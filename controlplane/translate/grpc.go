@@ -65,9 +65,9 @@ func grpcRouter() *hcmv3.HttpFilter {
 	return httpFilter("envoy.filters.http.router", &routerv3.Router{})
 }
 
-// grpcServer returns the listener of a gRPC server. It specifies whether the server uses mutual TLS, and its RBAC
-// filters. A gRPC server cannot accept TLS and plaintext on one port. In permissive mode, it therefore uses the
-// protocol that proxyless clients use with it.
+// grpcServer returns the listener of a gRPC server. The listener specifies whether the server uses mutual TLS, and its
+// RBAC filters. A gRPC server cannot accept TLS and plaintext on one port. In permissive mode, the server therefore
+// uses the protocol with which proxyless clients connect to it.
 func (v proxyView) grpcServer(name, at string) (*xds.Resource, error) {
 	addr, err := netip.ParseAddrPort(at)
 	if err != nil {

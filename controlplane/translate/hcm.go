@@ -79,8 +79,8 @@ func (v proxyView) gatewayTopology() *meshconfig.Topology {
 	return v.s.Mesh.GetDefaultConfig().GetGatewayTopology()
 }
 
-// trustFrontProxies makes a gateway trust the proxies in front of it, as its ProxyConfig specifies: the number of
-// trusted hops in X-Forwarded-For, and how to forward the client certificate header.
+// trustFrontProxies makes a gateway trust the proxies in front of it, as its ProxyConfig specifies. It sets the number
+// of trusted hops in X-Forwarded-For, and how Envoy forwards the client certificate header.
 func (v proxyView) trustFrontProxies(m *hcmv3.HttpConnectionManager) {
 	topology := v.gatewayTopology()
 	m.XffNumTrustedHops = topology.GetNumTrustedProxies()

@@ -160,8 +160,9 @@ func localityMatches(pattern, locality string) bool {
 	return true
 }
 
-// localityPriority returns 0 for an endpoint in the caller's subzone. The value is higher for an endpoint that is only
-// in the caller's zone, and increases further for the caller's region, the failover region and all other regions.
+// localityPriority returns the priority of an endpoint for a caller: 0 in the caller's subzone, 1 in its zone, 2 in its
+// region, 3 in the failover region and 4 in all other regions. If no failover is specified for the caller's region, all
+// other regions have priority 3.
 func localityPriority(endpoint, caller string, failover []*networking.LocalityLoadBalancerSetting_Failover) int {
 	have := append(strings.SplitN(endpoint, "/", 3), "", "", "")
 	want := append(strings.SplitN(caller, "/", 3), "", "", "")

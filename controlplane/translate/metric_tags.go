@@ -44,8 +44,8 @@ func setTag(value string) *xdsmatcherv3.Matcher_OnMatch {
 	}}
 }
 
-// tagRules returns rules for a label: if match matches its value, the value is replaced by value. otherwise, if not
-// nil, is the action for all other values.
+// tagRules returns rules for a label: a value that match matches is replaced by value. otherwise, if not nil, is the
+// action for all other values.
 func tagRules(otherwise *xdsmatcherv3.Matcher_OnMatch, match *xdsmatcherv3.StringMatcher, value string) *xdsmatcherv3.Matcher {
 	predicate := &xdsmatcherv3.Matcher_MatcherList_Predicate{MatchType: &xdsmatcherv3.Matcher_MatcherList_Predicate_SinglePredicate_{
 		SinglePredicate: &xdsmatcherv3.Matcher_MatcherList_Predicate_SinglePredicate{

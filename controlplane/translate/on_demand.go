@@ -28,8 +28,8 @@ func (p *Proxy) SupportsOnDemand() bool {
 	return p.Type == Sidecar && !p.Proxyless && p.UseVHDS && p.isEnvoyAtLeast(1, 40)
 }
 
-// HeldClusters returns the clusters for a proxy that requests clusters on demand: the clusters that do not belong to a
-// service, and the clusters whose names are in names.
+// HeldClusters returns the clusters for a proxy that requests clusters on demand. These are the clusters that do not
+// belong to a service, and the clusters whose names are in names.
 func HeldClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	own := map[string]bool{}

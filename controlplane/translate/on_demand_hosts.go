@@ -173,7 +173,8 @@ func (v proxyView) unknownHostsResource(route string) ([]*xds.Resource, error) {
 	return []*xds.Resource{r}, err
 }
 
-// IsCatchAllHost reports whether name is that of the catch-all virtual host, which matches all hosts outside the mesh.
+// IsCatchAllHost reports whether the catch-all virtual host is called name. The catch-all virtual host matches all
+// hosts outside the mesh.
 func IsCatchAllHost(name string) bool { return name == allowAny || name == blockAll }
 
 // unknownHostKey contains those values on which the virtual host of an unknown host depends, except the scope.
@@ -188,8 +189,8 @@ func (v proxyView) unknownHostResource(route, domain string) (*xds.Resource, err
 	})
 }
 
-// disableIdleTimeout disables the stream idle timeout in the routes of an on-demand proxy. The timeout only limits the
-// wait for virtual hosts.
+// disableIdleTimeout disables the stream idle timeout in the routes, if the proxy requests virtual hosts on demand. The
+// timeout must only limit the wait for virtual hosts.
 func (v proxyView) disableIdleTimeout(host *routev3.VirtualHost) *routev3.VirtualHost {
 	if !v.p.OnDemand {
 		return host

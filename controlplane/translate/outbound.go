@@ -338,7 +338,7 @@ func (v proxyView) connectionChain(g *outboundListener, name string, c connectio
 }
 
 // matchablePrefixes returns the blocks for a filter chain match on this block. It splits a block of prefix length 0
-// into two halves: Envoy treats length 0 as if there were no block, and might prefer a chain without one.
+// into two halves. Envoy treats length 0 as if there were no block, and might prefer a chain without one.
 func matchablePrefixes(block netip.Prefix) []netip.Prefix {
 	if block.Bits() > 0 {
 		return []netip.Prefix{block}

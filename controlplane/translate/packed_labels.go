@@ -12,8 +12,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/exposition"
 )
 
-// Envoy formats each label of each metric for each request. If the agent can unpack labels, the control plane therefore
-// packs all labels of a metric into one label, and the labels that a client sends into another label.
+// Envoy formats each label of each metric for each request. If the agent can unpack labels, all labels of a metric are
+// therefore packed into one label. The labels that a client sends are packed into another label.
 
 const (
 	// packedKey is the key of packed values in the metadata of endpoints and clusters.
@@ -23,8 +23,8 @@ const (
 	maxPeerHeader = "512"
 )
 
-// packsLabels reports whether the metrics of a chain have packed labels. This is not possible if a document or an access
-// log uses a single one of the labels that a client, an endpoint or a cluster provides in packed form.
+// packsLabels reports whether the metrics of a chain have packed labels. They have not if a document or an access log
+// uses a single label that a client, an endpoint or a cluster provides in packed form.
 func (v proxyView) packsLabels(c chain) bool {
 	if !v.p.UnpacksLabels {
 		return false

@@ -25,7 +25,7 @@ func attachSkippedPatches(left []envoyfilter.SkippedPatch, r *xds.Resource, err 
 func (v proxyView) reportSkippedPatches(typeURL string, made func(name string) bool, resources []*xds.Resource) {
 	var now []snapshot.Note
 	add := func(resource string, left envoyfilter.SkippedPatch) {
-		// Patches of all non-service clusters are reported here, including those of clusters that were not requested.
+		// This also reports the patches of non-service clusters that were not requested.
 		if of, problem, ok := v.patches.Problem(left); ok && made(resource) {
 			now = append(now, snapshot.Note{Resource: resource, Filter: of, Problem: problem})
 		}

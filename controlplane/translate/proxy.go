@@ -76,8 +76,8 @@ type Proxy struct {
 	Address netip.Addr
 	// IPv4 and IPv6 report the address families of the proxy.
 	IPv4, IPv6 bool
-	// Interception is a sidecar's mode. A router is not redirected: it listens on its own ports. For a router, None
-	// means that other workloads share its network namespace, so that it listens only on its own address.
+	// Interception is a sidecar's mode. A router is not redirected: it listens on its own ports. A router has the value
+	// None if other workloads share its network namespace. It then listens only on its own address.
 	Interception Interception
 	// AppAddress is the workload's listen address in mode NONE.
 	AppAddress netip.Addr

@@ -344,8 +344,8 @@ func (a *scopeBuilder) addDestinationRule(r *config.Resource, spec *networking.D
 	if a.mayHaveSecrets() && (snapshot.UsesCredential(spec) || a.s.HasCredentials()) {
 		a.addAll(xds.SecretType)
 	}
-	// Routes contain the hash policies. A rule without consistent hashing may take precedence over a rule with it, or
-	// the reverse.
+	// Routes contain the hash policies. After the change, a rule with consistent hashing may take precedence over a
+	// rule without it, or the reverse.
 	if snapshot.UsesConsistentHash(spec) || a.s.HasConsistentHashing() {
 		a.addAll(xds.RouteType, xds.VirtualHostType)
 	}

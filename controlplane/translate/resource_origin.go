@@ -11,8 +11,8 @@ import (
 // Cause is a document that a resource depends on.
 type Cause struct {
 	*config.Resource
-	// Named: the document affects this resource in particular. Otherwise the document affects all resources of the
-	// type.
+	// Named: AffectedResources lists at least one of the resources by its name. Otherwise the document affects all
+	// resources of the type.
 	Named bool
 }
 

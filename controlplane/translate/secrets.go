@@ -24,8 +24,8 @@ func kubernetesSecret(name string) *tlsv3.SdsSecretConfig {
 	return &tlsv3.SdsSecretConfig{Name: secretScheme + name, SdsConfig: ads()}
 }
 
-// certificateSecret returns the Secret that is called name if the proxy may use it, or nil. The proxy must have proved
-// that it belongs to the Secret's namespace.
+// certificateSecret returns the Secret that is called name. It returns nil if the Secret does not exist or the proxy
+// may not use it. The proxy must have proved that it belongs to the Secret's namespace.
 func (v proxyView) certificateSecret(name string) *config.SecretSpec {
 	if !v.mayHaveSecrets() {
 		return nil
@@ -41,7 +41,7 @@ func (v proxyView) caSecret(name string) *config.SecretSpec {
 	return v.allowedSecret(v.s.CACertificates(v.p.Namespace, name))
 }
 
-// allowedSecret returns the Secret if the proxy's service account may use it, or nil.
+// allowedSecret returns s if the proxy's service account may use it. Otherwise it returns nil.
 func (v proxyView) allowedSecret(s *config.SecretSpec) *config.SecretSpec {
 	if s == nil || !s.IsAllowedFor(v.p.ServiceAccount) {
 		return nil

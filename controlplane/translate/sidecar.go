@@ -106,8 +106,7 @@ func (v proxyView) setWorkloadEndpoint(c *clusterv3.Cluster, port inboundPort) b
 }
 
 // workloadAddress parses an endpoint of the workload. If a workload shares its network namespace, its own address
-// replaces the address in endpoint. instance reports whether the result is the address at which peers reach the
-// workload.
+// replaces the address in endpoint. instance reports whether peers reach the workload at the resulting address.
 func (v proxyView) workloadAddress(endpoint string) (to *corev3.Address, instance bool) {
 	if path, ok := strings.CutPrefix(endpoint, "unix://"); ok {
 		return pipe(path), false
