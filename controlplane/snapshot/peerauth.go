@@ -24,7 +24,7 @@ const (
 // oldest takes precedence.
 type peerAuth struct {
 	mesh      *config.Resource            // nil if no PeerAuthentication of the mesh sets a mode
-	namespace map[string]*config.Resource // those that set a mode
+	namespace map[string]*config.Resource // only documents that set a mode
 	workload  map[string][]*config.Resource
 }
 

@@ -32,7 +32,8 @@ func (s server) defaultRoute() *routev3.Route {
 	}
 }
 
-// defaultChains returns the filter chains that forward TCP connections to the defaultEndpoint.
+// defaultChains returns the filter chains that forward TCP connections to the defaultEndpoint. It returns nil if the
+// server has no defaultEndpoint, or if its certificate is not available.
 func (v proxyView) defaultChains(s server) []*listenerv3.FilterChain {
 	cluster := s.defaultCluster()
 	if cluster == "" {

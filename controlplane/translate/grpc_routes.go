@@ -144,8 +144,8 @@ func headerMatches(h *routev3.HeaderMatcher, value string) bool {
 	return stringMatches(h.GetStringMatch(), value) != h.GetInvertMatch()
 }
 
-// stringMatches reports whether the value matches. A nil matcher matches every value, because it only requires the
-// presence of the header.
+// stringMatches reports whether m matches the value of a header. If m is nil, only the presence of the header is
+// required, so every value matches.
 func stringMatches(m *matcherv3.StringMatcher, value string) bool {
 	switch p := m.GetMatchPattern().(type) {
 	case *matcherv3.StringMatcher_Exact:

@@ -179,9 +179,9 @@ func (v proxyView) remoteKeys(rule *security.JWTRule) *jwtv3.RemoteJwks {
 	}
 }
 
-// jwtRequirement returns the requirement that each token is valid. A location contains one token, and any of the rules
-// for that location may accept it. If one of these rules also reads other locations, Envoy does not verify a second
-// token there.
+// jwtRequirement returns the requirement that each token is valid. A location contains one token, which any of the
+// rules for the location may accept. If such a rule also reads a second location, Envoy does not verify a token in the
+// second location.
 func jwtRequirement(rules []jwtRule) *jwtv3.JwtRequirement {
 	missing := &jwtv3.JwtRequirement{RequiresType: &jwtv3.JwtRequirement_AllowMissing{AllowMissing: &emptypb.Empty{}}}
 	var all []*jwtv3.JwtRequirement
