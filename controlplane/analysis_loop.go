@@ -13,15 +13,15 @@ import (
 )
 
 const (
-	// analysisPause is the time without changes after which the documents are analysed for the log. The analysis reads
-	// all documents and must not delay pushes.
+	// analysisPause is how long the analysis waits after a change. The analysis reads all documents, and must not delay
+	// pushes.
 	analysisPause = 200 * time.Millisecond
 	// minFindingAge is how long a finding that depends on workloads must exist before it is reported. Workloads start
 	// and stop often, and findings that result from this soon disappear.
 	minFindingAge = 10 * time.Second
 )
 
-// workloadFindings are the findings that depend on the current workloads.
+// workloadFindings are the codes of the findings that depend on which workloads run at the moment.
 var workloadFindings = []config.Code{
 	config.SubsetWithoutEndpoints, config.SelectsNothing, config.MutualToPlaintext, config.StrictWithoutSidecar, config.UnknownIdentity,
 	config.PortNotExposed,
@@ -31,7 +31,7 @@ var workloadFindings = []config.Code{
 type analysisLoop struct {
 	store  config.Store
 	latest func() *snapshot.Snapshot
-	// documentProblems returns the findings of single documents.
+	// documentProblems returns the findings that concern single documents.
 	documentProblems func() []config.Problem
 	log              *slog.Logger
 	wake             chan struct{} // contains one element after a snapshot was built
@@ -41,7 +41,7 @@ type analysisLoop struct {
 	firstSeen    map[config.Problem]time.Time // first time of each workload-dependent finding
 	latestCounts map[findingKey]int           // numbers of findings in the last analysis
 
-	logged map[config.Problem]bool // logged findings that still exist; only the method run uses it
+	logged map[config.Problem]bool // findings that were logged and still exist; only the method run uses it
 }
 
 // schedule requests an analysis of the newest snapshot. It does not block.
@@ -63,7 +63,7 @@ func (f *analysisLoop) run(ctx context.Context) {
 		case <-f.wake:
 		case <-again.C:
 		}
-		select { // merges further changes
+		select { // wait for further changes, to analyse them together
 		case <-ctx.Done():
 			return
 		case <-time.After(analysisPause):
@@ -71,11 +71,12 @@ func (f *analysisLoop) run(ctx context.Context) {
 		problems := f.problems()
 		f.updateCounts(problems)
 		f.logNew(problems)
-		again.Reset(minFindingAge + time.Second) // check again the findings that were too recent to be reported
+		again.Reset(minFindingAge + time.Second) // the next analysis reports findings that were too recent in this one
 	}
 }
 
-// updateCounts counts the findings by code and severity.
+// updateCounts stores the numbers of findings by code and severity. problems are the findings of the analysis;
+// updateCounts adds those of single documents.
 func (f *analysisLoop) updateCounts(problems []config.Problem) {
 	found := map[findingKey]int{}
 	for _, p := range slices.Concat(problems, f.documentProblems()) {
@@ -86,14 +87,14 @@ func (f *analysisLoop) updateCounts(problems []config.Problem) {
 	f.latestCounts = found
 }
 
-// counts returns the numbers of findings in the last analysis.
+// counts returns the numbers of findings after the last analysis.
 func (f *analysisLoop) counts() map[findingKey]int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.latestCounts
 }
 
-// logNew logs the new findings.
+// logNew logs the findings in problems that were not logged before.
 func (f *analysisLoop) logNew(problems []config.Problem) {
 	current := make(map[config.Problem]bool, len(problems))
 	for _, p := range problems {
@@ -110,7 +111,8 @@ func (f *analysisLoop) logNew(problems []config.Problem) {
 	f.logged = current
 }
 
-// problems returns the findings of the newest snapshot, except workload-dependent ones that are too recent.
+// problems analyses the newest snapshot and returns the findings. It omits suppressed findings, and workload-dependent
+// ones that are younger than minFindingAge.
 func (f *analysisLoop) problems() []config.Problem {
 	latest := f.latest()
 	if latest == nil {

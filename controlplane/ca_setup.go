@@ -22,24 +22,25 @@ type AuthorityConfig struct {
 	PlugIn string
 	// TTL is the lifetime of a certificate if the request specifies none. MaxTTL is the maximum lifetime.
 	TTL, MaxTTL time.Duration
-	// Overlap is how long a new root is distributed before certificates are signed with it. RotateBefore is how long
-	// before its expiry a root is replaced. A negative value disables the rotation.
+	// Overlap is how long a new root is distributed before it signs certificates. RotateBefore is how long before its
+	// expiry a root is replaced. A negative RotateBefore disables the automatic rotation.
 	Overlap, RotateBefore time.Duration
-	// AuditFile is a file to which a line is written for each issued or refused certificate, see ca.AuditFile. If it is
-	// empty, only the usual log contains these lines.
+	// AuditFile is the path of the audit log, which contains a line for each issued or refused certificate (see
+	// ca.AuditFile). If it is empty, there is no audit log.
 	AuditFile string
-	// DenyList is a YAML file with the accounts and certificate serial numbers that the control plane refuses. The
-	// control plane watches it. If it is empty, nothing is refused.
+	// DenyList is the path of a YAML file with the service accounts and certificate serial numbers that the control
+	// plane refuses. The control plane watches the file. If the path is empty, nothing is refused.
 	DenyList string
-	// Issuer is the issuer of the JWTs that prove a service account. IssuerKeys is the file or URL of its keys
-	// (default: the URL in its discovery document). IssuerAudience is the audience of its tokens (default istio-ca).
+	// Issuer is an external issuer whose JWTs prove service accounts, in addition to the authority's own tokens.
+	// IssuerKeys is the file or URL of the issuer's keys (default: the URL in its discovery document). IssuerAudience
+	// is the audience of the JWTs (default istio-ca).
 	Issuer, IssuerKeys, IssuerAudience string
 }
 
-// authorityInterval is the polling interval of the authority's files.
+// authorityInterval is the interval at which the files of the certificate authority are polled.
 const authorityInterval = 2 * time.Second
 
-// issuerKeysFile is the cache of the external issuer's keys in the state directory.
+// issuerKeysFile, in the state directory, caches the keys of the external issuer.
 const issuerKeysFile = "trusted-issuer-keys"
 
 func (s *Server) authorityOptions(domain string) (ca.Options, error) {
@@ -94,7 +95,8 @@ func (s *Server) tokenIssuer(c AuthorityConfig) (ca.TokenIssuer, error) {
 	return issuer, nil
 }
 
-// readKeys reads keys from a file. It is called each time the keys are used, because users may replace the file.
+// readKeys reads the public keys of a token issuer from the file path. It is called each time the keys are used,
+// because users may replace the file.
 func readKeys(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {

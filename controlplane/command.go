@@ -76,7 +76,7 @@ Exit codes:
 				return err
 			}
 			cfg.Logger, cfg.TLSPolicy = logger, tlspolicy.Policy(os.Getenv(TLSPolicyVariable))
-			cfg.AcceptHTTP10, _ = strconv.ParseBool(os.Getenv(HTTP10Variable)) // as in Istio, other values mean false
+			cfg.AcceptHTTP10, _ = strconv.ParseBool(os.Getenv(HTTP10Variable)) // invalid values mean false
 			if cfg.Keys.Blocked, err = fetchguard.ParseNetworks(blockedKeyNetworks); err != nil {
 				return usage.Error{Err: fmt.Errorf("--jwks-blocked-cidrs (%s): %w", BlockedKeyNetworksVariable, err)}
 			}
@@ -185,7 +185,8 @@ the service account.`,
 	return cmd
 }
 
-// writeToken replaces the file atomically, with mode 0600, so that an agent never reads a partial token.
+// writeToken writes token to the file path, with mode 0600. It replaces the file atomically, so that an agent never
+// reads a partial token.
 func writeToken(path, token string) error {
 	if err := atomicfile.Write(path, []byte(token)); err != nil {
 		return fmt.Errorf("writing the token to %s: %w", path, err)

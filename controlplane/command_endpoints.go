@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// EndpointFlags registers the flags that configure which endpoints documents may use.
+// EndpointFlags registers the flags that set policy: which endpoints documents may use.
 func EndpointFlags(flags *pflag.FlagSet, policy *registry.EndpointPolicy) {
 	UnixEndpointFlag(flags, &policy.AllowUnix)
 	flags.Func("allow-local-endpoints", "`network` of loopback or link-local addresses, such as 127.0.0.0/8, that gateways may use as endpoints; may be repeated", func(list string) error {
@@ -25,7 +25,7 @@ func EndpointFlags(flags *pflag.FlagSet, policy *registry.EndpointPolicy) {
 	})
 }
 
-// UnixEndpointFlag registers the flag for the unix sockets that endpoints may use.
+// UnixEndpointFlag registers the flag --allow-unix-endpoints, which sets paths.
 func UnixEndpointFlag(flags *pflag.FlagSet, paths *[]string) {
 	flags.StringSliceVar(paths, "allow-unix-endpoints", nil, "absolute `path` of a unix socket, or of a directory of sockets, that endpoints in documents may use; may be repeated")
 }

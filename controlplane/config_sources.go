@@ -15,16 +15,16 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registration"
 )
 
-// configSource is a store whose documents come from outside the process: the files of directories, or another control
-// plane. While it cannot be read, its last accepted documents stay in force.
+// configSource is a store of documents from outside the process: files, or another control plane. While the source
+// cannot be read, its last accepted documents stay in force.
 type configSource interface {
 	config.Store
 	// Run updates the store until the context ends.
 	Run(ctx context.Context) error
-	// Synced returns a channel that is closed when the store has all documents once. Proxies receive no configuration
-	// before, because a missing policy could permit requests.
+	// Synced returns a channel that is closed when the store has received all documents for the first time. Proxies
+	// receive no configuration before that time, because a missing policy could permit requests.
 	Synced() <-chan struct{}
-	// Health reports whether the source can be read.
+	// Health reports whether the source can be read, and the reason if not.
 	Health() (ok bool, reason string)
 	// Problems returns the findings of the source and of its documents.
 	Problems() []config.Problem
@@ -32,7 +32,7 @@ type configSource interface {
 	Documents() []config.Document
 }
 
-// openStores opens the configuration sources. If two of them have a document of the same name, the directories take
+// openStores opens the configuration sources. If two sources have a document with the same key, the directories have
 // precedence, then Config.Stores, then the other sources in the order of the mesh configuration.
 func (s *Server) openStores() (err error) {
 	var documents []config.Store
@@ -64,7 +64,7 @@ func (s *Server) openStores() (err error) {
 	return err
 }
 
-// splitSources returns the directories and the servers among the configuration sources.
+// splitSources returns the configuration sources of mesh: the paths of directories, and the xDS servers.
 func splitSources(mesh *meshconfig.MeshConfig) (paths []string, servers []*meshconfig.ConfigSource) {
 	for _, source := range mesh.GetConfigSources() {
 		switch address, _ := config.ParseSourceAddress(source.GetAddress()); address.Scheme { // the mesh configuration is valid
@@ -91,7 +91,7 @@ func (s *Server) openServers(servers []*meshconfig.ConfigSource) []*mcp.Source {
 	return sources
 }
 
-// awaitSources waits until all sources have their documents. It returns false if the context ends before.
+// awaitSources waits until all sources have received their documents. It returns false if ctx ends first.
 func (s *Server) awaitSources(ctx context.Context) bool {
 	for _, source := range s.sources {
 		select {
@@ -103,7 +103,7 @@ func (s *Server) awaitSources(ctx context.Context) bool {
 	return true
 }
 
-// sourceHealth returns the reason why a source cannot be read, or "".
+// sourceHealth returns the reason why the first unreadable source cannot be read, or "" if all sources can be read.
 func (s *Server) sourceHealth() string {
 	for _, source := range s.sources {
 		if ok, reason := source.Health(); !ok {
@@ -113,7 +113,7 @@ func (s *Server) sourceHealth() string {
 	return ""
 }
 
-// sourceProblems returns the findings of the sources.
+// sourceProblems returns the findings of all sources, and a warning if configSources was changed since the start.
 func (s *Server) sourceProblems() []config.Problem {
 	var problems []config.Problem
 	if !slices.EqualFunc(s.startedSources, s.mesh().GetConfigSources(), func(a, b *meshconfig.ConfigSource) bool { return proto.Equal(a, b) }) {

@@ -24,13 +24,13 @@ const (
 	minReservedFiles = 64
 	// refusalLogInterval is the minimum time between two log lines about refused connections or unauthenticated calls.
 	refusalLogInterval = time.Minute
-	// newConnMemory is the estimated memory of one unauthenticated connection, with its TLS state.
+	// newConnMemory is the estimated memory of one unauthenticated connection in bytes, including its TLS state.
 	newConnMemory = 64 << 10
 	// maxUnauthenticatedCalls is the number of calls after which an unauthenticated connection is closed.
 	maxUnauthenticatedCalls = 10
 )
 
-// openFiles returns the maximum number of open files of the process.
+// openFiles returns the maximum number of files that the process may have open.
 func openFiles() int {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil || limit.Cur > math.MaxInt32 {
@@ -39,10 +39,11 @@ func openFiles() int {
 	return int(limit.Cur)
 }
 
-// reservedFiles returns the number of file descriptors that are not available to proxy connections.
+// reservedFiles returns how many of the file descriptors, whose number is open, are not available to connections of
+// proxies.
 func reservedFiles(open int) int { return max(open/8, minReservedFiles) }
 
-// portLimit configures the limits for the connections of one port.
+// portLimit configures how a connLimiter treats the connections of one port.
 type portLimit struct {
 	name string
 	// authTimeout is the time after which an unauthenticated connection is closed; 0 means no timeout.
@@ -55,14 +56,14 @@ type portLimit struct {
 // connLimiter limits the number of simultaneous connections of the ports that share it.
 //
 // A connection uses a handshake slot until its TLS handshake is complete. It then uses an unauthenticated slot until a
-// call on it is authenticated. Authentication promotes the connection to the remaining slots, which are reserved for
-// such connections. If the client has a certificate of the mesh, the connection is promoted when the handshake is
-// complete.
+// call on it is authenticated. Authentication promotes the connection: it then uses one of the remaining slots, which
+// are reserved for promoted connections. If the client has a certificate of the mesh, the connection is promoted when
+// the handshake is complete.
 //
-// If all slots of one kind are in use, a new connection replaces a connection of the source network that has the most,
-// even if that connection is active. Clients of one network therefore cannot lock out other networks. The replaced
-// connection is a random one of the older half of the network's connections. If many clients connect at the same time,
-// some of them succeed and the others retry.
+// If all slots of one kind are in use, a new connection replaces a connection of the source network that has the most
+// connections, even if the replaced connection is active. Clients of one network therefore cannot lock out other
+// networks. The replaced connection is chosen at random from the older half of the network's connections. If many
+// clients of one network connect at the same time, some of them therefore succeed, and the others retry.
 type connLimiter struct {
 	max          int // negative: no limit
 	maxPlaintext int // connections of plaintext ports that may have a stream
@@ -78,7 +79,8 @@ type connLimiter struct {
 	logLimit        loglimit.Limiter
 }
 
-// connShare is the set of connections that use one kind of slot. connLimiter.mu guards it.
+// connShare is the set of connections that use one kind of slot (handshake or unauthenticated). connLimiter.mu guards
+// it.
 type connShare struct {
 	max       int
 	maxSource int // per source network
@@ -90,9 +92,9 @@ func newConnShare(slots int) connShare {
 	return connShare{max: slots, maxSource: max(slots/2, 1), bySource: map[netip.Prefix][]*trackedConn{}}
 }
 
-// newConnLimiter returns a limiter with this number of slots. An eighth of them are handshake slots, and an eighth are
-// unauthenticated slots. newMemory, in bytes, limits the number of both. One source network may use half of each kind.
-// Plaintext connections may use half of all slots.
+// newConnLimiter returns a limiter for at most slots connections. An eighth of the slots are handshake slots, and an
+// eighth are unauthenticated slots; there are fewer if their connections would use more than newMemory bytes. One
+// source network may use half of each kind. Plaintext connections may use half of all slots.
 func newConnLimiter(slots int, newMemory int64, refused, expired *prometheus.CounterVec, log *slog.Logger) *connLimiter {
 	share := max(min(slots/8, int(newMemory/newConnMemory/2)), 2)
 	return &connLimiter{
@@ -101,8 +103,8 @@ func newConnLimiter(slots int, newMemory int64, refused, expired *prometheus.Cou
 	}
 }
 
-// wrapListener returns a listener whose connections the limiter counts. The listener closes excess connections without
-// a handshake.
+// wrapListener returns a listener that accepts the connections of l, and whose connections the limiter counts. The
+// listener closes excess connections without a handshake.
 func (g *connLimiter) wrapListener(l net.Listener, limit portLimit) net.Listener {
 	return &limitedListener{Listener: l, limiter: g, limit: limit}
 }
@@ -128,8 +130,8 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 	}
 }
 
-// add counts a new connection. If all slots are in use, it evicts a connection that is not promoted. It returns false
-// if there is none.
+// add counts the new connection c. If all slots are in use, it evicts a connection that is not promoted. It returns
+// false if all connections are promoted: c must then be closed.
 func (g *connLimiter) add(c *trackedConn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -148,8 +150,8 @@ func (g *connLimiter) add(c *trackedConn) bool {
 	return true
 }
 
-// enter adds a connection to a share. If the share has no free slot, enter evicts another connection. The caller holds
-// g.mu.
+// enter adds c to share. If share has no free slot for the network of c, enter evicts another connection. The caller
+// must have locked g.mu.
 func (g *connLimiter) enter(share *connShare, c *trackedConn) {
 	switch own := share.bySource[c.source]; {
 	case g.max < 0:
@@ -163,7 +165,8 @@ func (g *connLimiter) enter(share *connShare, c *trackedConn) {
 	share.bySource[c.source] = append(share.bySource[c.source], c)
 }
 
-// pickVictim returns a connection of the network with the most connections, or nil if there is none.
+// pickVictim returns an old connection of the network with the most connections in the share, or nil if the share is
+// empty.
 func (s *connShare) pickVictim() *trackedConn {
 	var largest []*trackedConn
 	for _, conns := range s.bySource {
@@ -180,14 +183,14 @@ func (s *connShare) pickVictim() *trackedConn {
 // pickOld returns a random connection from the older half of conns.
 func pickOld(conns []*trackedConn) *trackedConn { return conns[rand.IntN((len(conns)+1)/2)] }
 
-// evict closes a connection and frees its slots. The caller holds g.mu.
+// evict closes c and frees its slots. The caller must have locked g.mu.
 func (g *connLimiter) evict(c *trackedConn) {
 	g.release(c)
 	g.expired.WithLabelValues(c.limit.name).Inc()
 	go func() { _ = c.Conn.Close() }() // Close may block
 }
 
-// release frees the slots of a connection. A second call has no effect. The caller holds g.mu.
+// release frees the slots of c. A second call has no effect. The caller must have locked g.mu.
 func (g *connLimiter) release(c *trackedConn) {
 	if c.released {
 		return
@@ -228,7 +231,7 @@ type trackedConn struct {
 	calls    int // number of calls before promotion
 }
 
-// leaveShare removes the connection from its share. The caller holds limiter.mu.
+// leaveShare removes the connection from its share. The caller must have locked limiter.mu.
 func (c *trackedConn) leaveShare() {
 	share := c.share
 	if share == nil {
@@ -245,8 +248,8 @@ func (c *trackedConn) leaveShare() {
 	}
 }
 
-// SyscallConn makes gRPC wait until the connection is readable before it allocates a read buffer of 32 KiB. For a
-// net.TCPConn, gRPC does so too.
+// SyscallConn implements syscall.Conn. Because of it, gRPC allocates the read buffer (32 KiB) only when the connection
+// is readable, as for a net.TCPConn.
 func (c *trackedConn) SyscallConn() (syscall.RawConn, error) {
 	if conn, ok := c.Conn.(syscall.Conn); ok {
 		return conn.SyscallConn()
@@ -271,7 +274,7 @@ func (c *trackedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// expire closes a connection on which no call was authenticated in time.
+// expire closes the connection, because no call on it was authenticated in time.
 func (c *trackedConn) expire() {
 	c.limiter.mu.Lock()
 	due := c.timer != nil
@@ -282,7 +285,7 @@ func (c *trackedConn) expire() {
 	}
 }
 
-// stopTimer stops the timeout for authentication. The caller holds limiter.mu.
+// stopTimer stops the authentication timeout. The caller must have locked limiter.mu.
 func (c *trackedConn) stopTimer() {
 	if c.timer != nil {
 		c.timer.Stop()
@@ -290,8 +293,9 @@ func (c *trackedConn) stopTimer() {
 	}
 }
 
-// finishHandshake moves a connection from its handshake slot to an unauthenticated slot, or to a reserved slot if its
-// client certificate is valid. It returns false if the connection was evicted.
+// finishHandshake moves the connection from its handshake slot to an unauthenticated slot. If identified is true,
+// because the client certificate is valid, it promotes the connection instead. It returns false if the connection was
+// evicted.
 func (c *trackedConn) finishHandshake(identified bool) bool {
 	g := c.limiter
 	g.mu.Lock()
@@ -306,8 +310,8 @@ func (c *trackedConn) finishHandshake(identified bool) bool {
 	return true
 }
 
-// authenticate moves the connection of an authenticated call to a reserved slot, and stops its timeout. It returns
-// false if the limit of plaintext connections is reached.
+// authenticate promotes the connection, because a call on it was authenticated, and stops the authentication timeout.
+// It returns false if the limit of plaintext connections is reached.
 func (c *trackedConn) authenticate() bool {
 	g := c.limiter
 	g.mu.Lock()
@@ -327,8 +331,8 @@ func (c *trackedConn) authenticate() bool {
 	return true
 }
 
-// countCall counts a call before the server allocates memory for it. If the connection has had maxUnauthenticatedCalls
-// calls and none was authenticated, countCall closes the connection and returns false.
+// countCall counts a call before the server allocates memory for the call. If the connection has had
+// maxUnauthenticatedCalls calls and none of them was authenticated, countCall closes the connection and returns false.
 func (c *trackedConn) countCall() bool {
 	c.limiter.mu.Lock()
 	if !c.promoted {
@@ -342,17 +346,18 @@ func (c *trackedConn) countCall() bool {
 	return ok
 }
 
-// refuseCall closes the connection if its last permitted unauthenticated call was refused.
+// refuseCall is called after an unauthenticated call was refused. It closes the connection if this was its last
+// permitted call.
 func (c *trackedConn) refuseCall() {
 	c.limiter.mu.Lock()
 	due := c.calls >= maxUnauthenticatedCalls && !c.promoted && !c.released
 	c.limiter.mu.Unlock()
 	if due {
-		// Within this time, the server writes the status of the call.
+		// The delay lets the server write the status of the call.
 		time.AfterFunc(refusedCallLinger, func() { _ = c.Close() })
 	}
 }
 
-// refusedCallLinger is the time between the last refusal and the close of the connection. In this time, the refusals
-// reach the client.
+// refusedCallLinger is the time between the last refusal and the close of the connection, so that the client receives
+// the refusals.
 const refusedCallLinger = 100 * time.Millisecond

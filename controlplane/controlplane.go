@@ -1,5 +1,5 @@
-// Package controlplane is the embedded control plane. It combines the stores, the registry, the snapshots, the
-// discovery server and the certificate authority into one server.
+// Package controlplane is the control plane. It combines the document stores, the snapshots of the mesh, the discovery
+// server and the certificate authority into one Server, which other programs can embed.
 package controlplane
 
 import (
@@ -43,45 +43,45 @@ func (d Debounce) quietTime() time.Duration { return 10 * d.After }
 
 // Config configures a control plane. Zero values select the defaults.
 type Config struct {
-	// ConfigDirs are directories or single files of YAML documents. The control plane watches them.
+	// ConfigDirs are the paths of directories or single files with YAML documents. The control plane watches them.
 	ConfigDirs []string
-	// OnInvalidPolicy determines what a policy does to its workloads if none of its versions was valid; default: deny.
+	// OnInvalidPolicy selects the effect of a refused policy of which no version was ever accepted; default: deny.
 	OnInvalidPolicy config.OnInvalidPolicy
 	// Stores are stores of documents in addition to ConfigDirs.
 	Stores []config.Store
-	// StateDir stores the certificate authority, and the last valid versions of refused documents. Required.
+	// StateDir is the directory of the certificate authority, the last accepted versions of refused documents and other
+	// state. Required.
 	StateDir string
 	// Address is the IP address on which the control plane listens; default 127.0.0.1.
 	Address string
 	Ports   Ports
-	// HostAddress is the address at which this process opens the plaintext and monitoring ports. It is for meshes whose
-	// workloads can connect to Address, but must not connect to these two ports. Default: Address.
+	// HostAddress is the IP address on which the control plane opens the plaintext and monitoring ports. Set it if
+	// workloads connect to Address, but must not be able to connect to these two ports. Default: Address.
 	HostAddress string
 	// Listen opens a listening socket, possibly in another network namespace; default: net.Listen.
 	Listen func(network, address string) (net.Listener, error)
-	// VirtualAddresses, if valid, is an IPv4 network. Services without an address receive a virtual address from it. In
-	// a mesh with redirection, Envoy identifies the service of a connection by that address if it cannot inspect the
-	// connection's content.
+	// VirtualAddresses, if valid, is an IPv4 network. Services without an address receive a virtual address from this
+	// network. In a mesh with redirection, Envoy needs the address to identify the service of a connection whose
+	// content it cannot inspect.
 	VirtualAddresses netip.Prefix
 	// LocalNetworks are the loopback networks that contain the addresses of a local mesh's workloads.
 	LocalNetworks []netip.Prefix
-	// NamespaceGatewaySecrets allows every service account of a Gateway's namespace to read the Gateway's Secrets. By
-	// default only the accounts of known workloads (WorkloadEntries and Workloads) that the Gateway selects may read
-	// them.
+	// NamespaceGatewaySecrets lets every service account of a gateway's namespace read the Secrets of a Gateway, if its
+	// proxy has the labels that the Gateway selects. By default, only the accounts of known workloads (WorkloadEntries
+	// and Workloads) that the Gateway selects may read them.
 	NamespaceGatewaySecrets bool
-	// Workloads are the workloads that the caller runs, whether ready or not.
+	// Workloads are the workloads that the caller runs, including those that are not ready.
 	Workloads []snapshot.Workload
-	// StartsProxies: the caller starts the proxies, and starts them with the configuration that Server.ProxyConfig
-	// returns.
+	// StartsProxies: the caller starts the proxies itself, with the configuration that Server.ProxyConfig returns.
 	StartsProxies bool
 	// MeshConfigFile is a YAML file with Istio's MeshConfig. The control plane watches it.
 	MeshConfigFile string
-	// Mesh is used if there is no MeshConfigFile.
+	// Mesh is the mesh configuration if MeshConfigFile is empty.
 	Mesh *meshconfig.MeshConfig
-	// MeshProblems are the findings of Mesh.
+	// MeshProblems are findings about Mesh, which the control plane reports with its own findings.
 	MeshProblems []config.Problem
-	// TrustDomain is the trust domain of all identities. Default: that of the mesh configuration, otherwise that of the
-	// authority in the state directory, otherwise cluster.local.
+	// TrustDomain is the trust domain of all identities. Default: the trust domain of the mesh configuration, otherwise
+	// of the authority in the state directory, otherwise cluster.local.
 	TrustDomain string
 	// TokenIssuer is the base URL at which verifiers of exchanged tokens find the keys, such as https://mesh.example.
 	// Default: the address of the token port. If Address is unspecified (0.0.0.0), the host is istiod.istio-system.svc.
@@ -94,21 +94,21 @@ type Config struct {
 	// Admission limits the rate and number of new streams of proxies.
 	Admission xds.Admission
 	// MaxConnections limits the simultaneous connections of proxies, and their streams. Default: the limit of open
-	// files minus an eighth, at least 64. Negative means no limit.
+	// files, minus a reserve of an eighth, but at least 64 files. Negative means no limit.
 	MaxConnections int
 	// AuthTimeout is how long a proxy's connection may exist without an authenticated stream, or on the plaintext port
 	// without any stream; default 15 s. Negative disables it.
 	AuthTimeout time.Duration
 	// AutomaticScope limits sidecars to the virtual hosts and clusters that their workloads use. Their Envoys request
-	// other ones on demand. The metadata PILOTFISH_SCOPE of a node (automatic or all) overrides it.
+	// others on demand. The node metadata PILOTFISH_SCOPE (automatic or all) overrides AutomaticScope for one proxy.
 	AutomaticScope bool
 	// OnDemandTimeout limits how long a request or connection waits for an on-demand resource if no control plane
 	// responds; default: translate.DefaultOnDemandTimeout.
 	OnDemandTimeout time.Duration
 	// Endpoints restricts the endpoints that documents may use.
 	Endpoints registry.EndpointPolicy
-	// TLSPolicy restricts the TLS of ports 15012 and 15016, and of connections that fetch keys of token issuers. The
-	// control plane logs and ignores an unknown policy, as Istio does.
+	// TLSPolicy restricts the TLS versions and cipher suites of ports 15012 and 15016, and of connections that fetch
+	// keys of token issuers. The control plane logs and ignores an unknown policy, as Istio does.
 	TLSPolicy tlspolicy.Policy
 	// ConfigSourceTokenFile is a file with a token that the control plane sends to the servers of configSources, over TLS.
 	ConfigSourceTokenFile string
@@ -120,14 +120,14 @@ type Config struct {
 	Logger       *slog.Logger
 }
 
-// lastGoodFile is a file in the state directory. It has no extension, because the state directory may be inside a
-// configuration directory, and the control plane reads .json files there.
+// lastGoodFile, in the state directory, stores the last accepted versions of refused documents. It has no extension,
+// because the state directory may be inside a configuration directory, whose .json files the control plane reads.
 const lastGoodFile = "last-good"
 
 // registeredFile, in the state directory, stores the auto-registered workloads.
 const registeredFile = "registered-workloads"
 
-// maxVirtualBits is the maximum prefix length of VirtualAddresses.
+// maxVirtualBits is the maximum prefix length of VirtualAddresses, so that the network has enough addresses.
 const maxVirtualBits = 24
 
 // reservedNetworks contains the networks that VirtualAddresses must not overlap: this host, loopback, link-local and
@@ -206,7 +206,7 @@ type Status struct {
 	Problems []config.Problem `json:"problems"`
 	// Documents lists the documents of the configuration sources and their state.
 	Documents []config.Document `json:"documents"`
-	// Pending reports whether there are changes that have not been pushed yet.
+	// Pending is true if there are changes that have not been pushed yet.
 	Pending bool               `json:"pending"`
 	Clients []xds.ClientStatus `json:"clients"`
 }
@@ -216,8 +216,8 @@ type Server struct {
 	cfg       Config
 	log       *slog.Logger
 	authority *ca.Authority
-	dirs      *dirstore.Store // nil without directories
-	// sources are all configuration sources. remote are those that are control planes.
+	dirs      *dirstore.Store // nil if there are no ConfigDirs
+	// sources are all configuration sources. remote are the sources that are other control planes.
 	sources []configSource
 	remote  []config.Store
 	// startedSources are the configSources of the mesh configuration at the start.
@@ -231,13 +231,13 @@ type Server struct {
 	usage          *usageHistory
 	analysis       *analysisLoop
 	keys           *jwks.Fetcher
-	// issuerKeys fetches the keys of Config.Authority.Issuer. It is nil without an issuer, or if the keys are in a
+	// issuerKeys fetches the keys of Config.Authority.Issuer. It is nil if there is no issuer, or if the keys are in a
 	// file.
 	issuerKeys *jwks.Fetcher
 	closeAudit func() error
 	streams    *openStreams
 	denyList   *denyList // nil if no file is configured
-	// revocations are the revocation lists for agents.
+	// revocations are the certificate revocation lists for agents.
 	revocations revocations
 	registry    *prometheus.Registry
 	ports       *listeners
@@ -246,15 +246,15 @@ type Server struct {
 
 	compareSlot chan struct{} // semaphore that permits one comparison of documents at a time
 
-	callerLookup sync.Mutex // held while the process of a local debug caller is looked up
+	callerLookup sync.Mutex // locked while the process of a local debug caller is looked up
 
 	serving atomic.Bool
 	close   sync.Once
 }
 
 // New loads the certificate authority, reads the configuration and opens the ports. Run serves on these ports. If the
-// caller does not call Run, it must call Close. Errors name the remedy, for example if the authority is expired, the
-// state directory is not writable, or a port is in use.
+// caller does not call Run, it must call Close. Errors name the remedy, for example if the root certificate has
+// expired, the state directory is not writable, or a port is in use.
 func New(cfg Config) (*Server, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -276,7 +276,7 @@ func (s *Server) readMesh() (err error) {
 	return err
 }
 
-// mesh returns the configured MeshConfig. If it is nil, the defaults apply.
+// mesh returns the current mesh configuration. It is nil if none is configured: the defaults then apply.
 func (s *Server) mesh() *meshconfig.MeshConfig {
 	if s.meshWatcher != nil {
 		return s.meshWatcher.mesh()
@@ -329,8 +329,8 @@ func (s *Server) composeDiscovery() (err error) {
 	return nil
 }
 
-// Run serves until the context ends, and then returns nil. It can be called once. After that, a new Server may use the
-// same state directory.
+// Run serves until ctx ends, and then returns nil. It returns an error if a port fails. It can be called once. When it
+// has returned, a new Server may use the same state directory.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.Close()
 	ctx, stop := context.WithCancel(ctx)
@@ -355,7 +355,7 @@ func (s *Server) Run(ctx context.Context) error {
 	s.revocations.notify = s.pushLoop.noteRevocations
 	background.Go(func() {
 		s.authority.Run(ctx, authorityInterval, func() {
-			if s.denyList != nil { // start this first, so that agents receive the lists together with the roots
+			if s.denyList != nil { // before the push, so that it contains the new lists
 				s.denyList.writeLists()
 			}
 			s.pushLoop.noteAll()
@@ -393,15 +393,16 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// Health reports whether the server serves clients, and the reason if not.
-func (s *Server) Health() (bool, string) {
+// Health reports whether the server serves clients, and the reason if not. ok may be true with a reason: a source
+// cannot be read, and its earlier documents are in use.
+func (s *Server) Health() (ok bool, reason string) {
 	switch {
 	case !s.serving.Load():
 		return false, "the server is not running"
 	case s.pushLoop.snapshot() == nil:
 		return false, cmp.Or(s.sourceHealth(), "the first configuration is still being built")
 	}
-	// The earlier configuration is still in use, so the server continues to serve clients.
+	// If a source cannot be read, the server continues to serve its earlier documents.
 	return true, s.sourceHealth()
 }
 
@@ -425,7 +426,8 @@ func (s *Server) documentAndNACKProblems() []config.Problem {
 	return append(s.documentProblems(), nackProblems(s.discovery.Clients(), s.store)...)
 }
 
-// documentProblems returns the findings of single documents.
+// documentProblems returns the findings that concern single documents, the mesh configuration, the sources and the keys
+// of token issuers. It omits suppressed findings.
 func (s *Server) documentProblems() []config.Problem {
 	all := append([]config.Problem{}, s.cfg.MeshProblems...)
 	if s.meshWatcher != nil {
@@ -442,14 +444,17 @@ func (s *Server) documentProblems() []config.Problem {
 // Authority returns the certificate authority, which also issues tokens.
 func (s *Server) Authority() *ca.Authority { return s.authority }
 
-// PlainAddr returns the address of plaintext xDS; invalid if the port is closed.
+// PlainAddr returns the address of the port for plaintext xDS. The address is invalid if the port is disabled.
 func (s *Server) PlainAddr() netip.AddrPort { return s.ports.plain.address() }
 
-// SecureAddr returns the address of xDS and the CA over TLS; invalid if the port is closed.
+// SecureAddr returns the address of the port for xDS and the CA over TLS. The address is invalid if the port is
+// disabled.
 func (s *Server) SecureAddr() netip.AddrPort { return s.ports.secure.address() }
 
-// MonitoringAddr returns the address of metrics, health and debug pages; invalid if the port is closed.
+// MonitoringAddr returns the address of the port for metrics, health and debug pages. The address is invalid if the
+// port is disabled.
 func (s *Server) MonitoringAddr() netip.AddrPort { return s.ports.monitoring.address() }
 
-// TokensAddr returns the address of the token exchange over HTTPS; invalid if the port is closed.
+// TokensAddr returns the address of the port for token exchange over HTTPS. The address is invalid if the port is
+// disabled.
 func (s *Server) TokensAddr() netip.AddrPort { return s.ports.tokens.address() }

@@ -19,11 +19,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// DebugHandler returns the handler of the debug pages with the data of the whole mesh. It is for a socket that only the
-// platform can access.
+// DebugHandler returns a handler of the debug pages that serves the data of the whole mesh without authentication. Use
+// it only for a socket that no other user can access.
 func (s *Server) DebugHandler() http.Handler { return s.debugPages(platformCaller) }
 
-// monitoringHandler returns the handler of port 15014.
+// monitoringHandler returns the handler of the monitoring port (15014).
 func (s *Server) monitoringHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.registry, promhttp.HandlerOpts{}))
@@ -44,7 +44,8 @@ func (s *Server) monitoringHandler() http.Handler {
 	return mux
 }
 
-// debugPages returns the handler of the debug pages. identify determines which namespaces a caller may see.
+// debugPages returns the handler of the debug pages. identify authenticates the caller and determines which namespaces
+// the caller may see.
 func (s *Server) debugPages(identify identifyCaller) http.Handler {
 	mux := http.NewServeMux()
 	for pattern, page := range map[string]debugPage{
@@ -119,7 +120,7 @@ func writeJSON(w http.ResponseWriter, v any) {
 	_ = out.Encode(v) // fails if the client has disconnected
 }
 
-// writeJSONList writes a list element by element, so that memory contains only one encoded element at a time.
+// writeJSONList writes elements as a JSON list, one by one, so that memory contains only one encoded element at a time.
 func writeJSONList[T any](w http.ResponseWriter, elements iter.Seq[T]) {
 	w.Header().Set("Content-Type", "application/json")
 	out := json.NewEncoder(w)
@@ -194,7 +195,8 @@ func (s *Server) serveConfigDump(w http.ResponseWriter, r *http.Request, c debug
 	writeJSON(w, dump)
 }
 
-// marshalResource returns a resource as JSON, without private keys. Name tables have no registered protobuf type.
+// marshalResource returns r as JSON, without private keys. It decodes name tables separately, because they have no
+// registered protobuf type.
 func marshalResource(r *xds.Resource) ([]byte, error) {
 	if r.Body.GetTypeUrl() == xds.NameTableType {
 		return json.Marshal(map[string]any{"table": translate.DescribeNames(r.Body.GetValue())})

@@ -25,19 +25,20 @@ import (
 // debugTimeout limits the time for reading the request of a debug page, and the time for the response.
 const debugTimeout = 30 * time.Second
 
-// debugCaller is the authenticated caller of a debug page: the platform, which sees the whole mesh, or a workload,
-// which sees its namespace.
+// debugCaller is the authenticated caller of a debug page. The platform (an account of the root namespace, or a local
+// administrator) sees the whole mesh. A workload sees its own namespace.
 type debugCaller struct {
 	platform  bool
 	namespace string
 }
 
-// canSee reports whether the caller may see objects of a namespace. Only the platform sees objects without a namespace.
+// canSee reports whether the caller may see objects of namespace. If namespace is "", only the platform may see them.
 func (c debugCaller) canSee(namespace string) bool {
 	return c.platform || namespace != "" && c.namespace == namespace
 }
 
-// filterVisible returns those elements of a list that the caller may see.
+// filterVisible returns the elements of list that the caller may see. namespace returns the namespace of an element. It
+// modifies list.
 func filterVisible[T any](c debugCaller, list []T, namespace func(T) string) []T {
 	if c.platform {
 		return list
@@ -45,15 +46,15 @@ func filterVisible[T any](c debugCaller, list []T, namespace func(T) string) []T
 	return slices.DeleteFunc(list, func(v T) bool { return !c.canSee(namespace(v)) })
 }
 
-// identifyCaller returns the caller of a request. It returns an error if the caller may not see anything.
+// identifyCaller returns the caller of a request, or an error if the caller may not see anything.
 type identifyCaller func(*http.Request) (debugCaller, error)
 
-// platformCaller identifies each caller as the platform. It is for handlers that only the platform can access.
+// platformCaller identifies every caller as the platform. Use it only for handlers that only the platform can reach.
 func platformCaller(*http.Request) (debugCaller, error) { return debugCaller{platform: true}, nil }
 
 type debugPage func(w http.ResponseWriter, r *http.Request, c debugCaller)
 
-// restrictPage returns a handler that serves a page to the callers that identify accepts.
+// restrictPage returns a handler that serves page to the callers that identify accepts.
 func restrictPage(identify identifyCaller, page debugPage) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		c, err := identify(r)
@@ -68,8 +69,9 @@ func restrictPage(identify identifyCaller, page debugPage) http.HandlerFunc {
 	}
 }
 
-// identifyDebugCaller accepts callers with a certificate or token of the mesh. Without one, it accepts a process that
-// connects over loopback as root or as this process's user. It treats accounts in the root namespace as the platform.
+// identifyDebugCaller accepts callers with a certificate or token of the mesh; accounts in the root namespace are the
+// platform. Without these credentials, it accepts a process that connects over loopback as root or as this process's
+// user, as the platform.
 func (s *Server) identifyDebugCaller(r *http.Request) (debugCaller, error) {
 	if r.Header.Get("Authorization") != "" || r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
 		id, err := s.authority.Authenticate(grpcContext(r))
@@ -92,7 +94,8 @@ func (s *Server) rootNamespace() string {
 	return snapshot.WithDefaults(s.mesh()).GetRootNamespace()
 }
 
-// grpcContext returns a context that contains the request's credentials in the way a gRPC call does.
+// grpcContext returns a context that contains the credentials of r in the form of a gRPC call, which
+// Authority.Authenticate expects.
 func grpcContext(r *http.Request) context.Context {
 	ctx := metadata.NewIncomingContext(r.Context(), metadata.MD{"authorization": r.Header.Values("Authorization")})
 	if r.TLS != nil {
@@ -102,9 +105,10 @@ func grpcContext(r *http.Request) context.Context {
 }
 
 // checkLocalCaller returns an error unless a process sent the request over loopback, as root or as this process's user.
-// Other addresses of this machine are not accepted: a gateway that runs as root on this machine connects to addresses
-// that tenants specify in documents. Such documents cannot specify this port on loopback. In a local mesh,
-// checkLocalCaller always returns an error, because the proxies run as that user and forward requests of their clients.
+// It does not accept other addresses of this machine: a gateway that runs as root on this machine connects to addresses
+// that tenants specify in documents, but documents cannot specify this port on loopback. In a local mesh,
+// checkLocalCaller always returns an error, because the proxies run as this process's user and forward requests of
+// their clients.
 func (s *Server) checkLocalCaller(r *http.Request) error {
 	required := fmt.Errorf("debug pages require a token (Authorization: Bearer …) or a client certificate. Accounts of namespace %s see the whole mesh, "+
 		"other accounts see their own namespace", s.rootNamespace())
@@ -133,8 +137,8 @@ func (s *Server) checkLocalCaller(r *http.Request) error {
 	return nil
 }
 
-// visibleClient returns the ID of the connected client with this ID or node id. It returns an error if the caller may
-// not see the client.
+// visibleClient returns the ID of the connected client whose ID or node id is id. It returns an error if the caller may
+// not see the client. For the platform, it returns id unchanged.
 func (s *Server) visibleClient(c debugCaller, id string) (string, error) {
 	found := ""
 	for client, p := range s.discovery.Proxies() {
@@ -155,7 +159,7 @@ func (s *Server) visibleClient(c debugCaller, id string) (string, error) {
 	return found, nil
 }
 
-// clientNamespaces returns the namespaces of the connected clients by their IDs.
+// clientNamespaces returns the namespace of each connected client, by client ID.
 func (s *Server) clientNamespaces() map[string]string {
 	namespaces := map[string]string{}
 	for client, p := range s.discovery.Proxies() {

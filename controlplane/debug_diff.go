@@ -27,24 +27,26 @@ const maxDiffBytes = 8 << 20
 // DiffRequest contains the files that would replace the current files of the configuration directories.
 type DiffRequest struct {
 	Files []DiffFile `json:"files"`
-	// Secrets contains the Kubernetes Secrets of those files. The text of the files does not contain them.
+	// Secrets contains the Kubernetes Secrets of the files, without private values. The text of Files does not contain
+	// them.
 	Secrets []DiffSecret `json:"secrets,omitempty"`
 }
 
-// DiffSecret is a Kubernetes Secret without its private key and without its registry credentials.
+// DiffSecret is a Kubernetes Secret without its private key and registry credentials.
 type DiffSecret struct {
 	Namespace   string `json:"namespace"`
 	Name        string `json:"name"`
 	Certificate []byte `json:"certificate,omitempty"`
 	Authorities []byte `json:"authorities,omitempty"`
 	Revoked     []byte `json:"revoked,omitempty"`
-	// Registries: the Secret has registry credentials.
+	// Registries is true if the Secret has registry credentials.
 	Registries bool `json:"registries,omitempty"`
 }
 
-// resource returns the Secret as a resource. The registry credentials are those of the current Secret with this name.
-// The private key is too, if the current Secret has the same certificate.
-func (d DiffSecret) resource(now config.Store) *config.Resource {
+// resource returns the Secret as a resource. It completes the values that were not sent from the Secret of the same
+// name in current: the registry credentials, and the private key if the certificates are equal. If there is none, it
+// sets a placeholder.
+func (d DiffSecret) resource(current config.Store) *config.Resource {
 	key := config.Key{Kind: config.Secret, Namespace: d.Namespace, Name: d.Name}
 	spec := &config.SecretSpec{Certificate: d.Certificate, Authorities: d.Authorities, Revoked: d.Revoked}
 	if len(d.Certificate) > 0 {
@@ -53,7 +55,7 @@ func (d DiffSecret) resource(now config.Store) *config.Resource {
 	if d.Registries {
 		spec.Registries = []byte("(not sent)")
 	}
-	if old := now.Get(key); old != nil {
+	if old := current.Get(key); old != nil {
 		same := old.Spec.(*config.SecretSpec)
 		if bytes.Equal(same.Certificate, d.Certificate) {
 			spec.Key = same.Key
@@ -79,7 +81,7 @@ type DiffAnswer struct {
 	Groups   []compare.Group  `json:"groups"`
 }
 
-// clientProxy returns the proxy of a connected client, by its ID or its node's id.
+// clientProxy returns the proxy of the connected client whose ID or node id is id. It returns false if there is none.
 func (s *Server) clientProxy(id string) (*translate.Proxy, bool) {
 	for client, p := range s.discovery.Proxies() {
 		if own, ok := p.(proxy); ok && (client == id || own.ID == id) {
@@ -89,7 +91,8 @@ func (s *Server) clientProxy(id string) (*translate.Proxy, bool) {
 	return nil, false
 }
 
-// ProxyConfig returns the effective ProxyConfig of a workload. Before the first snapshot, it is empty.
+// ProxyConfig returns the effective ProxyConfig of the workload with these labels. Before the first snapshot, the
+// result is empty.
 func (s *Server) ProxyConfig(namespace string, labels map[string]string) *networkingbeta.ProxyConfig {
 	latest := s.pushLoop.snapshot()
 	if latest == nil {
@@ -98,8 +101,8 @@ func (s *Server) ProxyConfig(namespace string, labels map[string]string) *networ
 	return latest.ProxyConfig(namespace, labels)
 }
 
-// Bootstrap returns the JSON that EnvoyFilters merge into the bootstrap of a workload's proxy. It returns nil if there
-// is none, or before the first snapshot.
+// Bootstrap returns the JSON that EnvoyFilters merge into the bootstrap of the workload's proxy. It returns nil if no
+// EnvoyFilter does so, or before the first snapshot.
 func (s *Server) Bootstrap(namespace string, labels map[string]string, gateway bool) ([]byte, error) {
 	latest := s.pushLoop.snapshot()
 	if latest == nil {
@@ -127,8 +130,8 @@ func (s *Server) serveDescribe(w http.ResponseWriter, r *http.Request, c debugCa
 	writeJSON(w, describe.Workload(latest, p))
 }
 
-// serveDiff compares documents for callers that are the platform. It reads a request's body only if no other comparison
-// is running.
+// serveDiff responds with the changes that the documents in the request would cause. It is only for the platform. While
+// another comparison is running, it refuses the request before it reads the body.
 func (s *Server) serveDiff(w http.ResponseWriter, r *http.Request, c debugCaller) {
 	if !c.platform {
 		http.Error(w, "only accounts of namespace "+s.rootNamespace()+" may compare documents of the whole mesh", http.StatusForbidden)
@@ -154,7 +157,8 @@ func (s *Server) serveDiff(w http.ResponseWriter, r *http.Request, c debugCaller
 	writeJSON(w, answer)
 }
 
-// diff compares the resources of the connected proxies with those that would result from the files.
+// diff compares the current resources of the connected proxies with the resources that would result from the files in
+// request.
 func (s *Server) diff(request DiffRequest) (*DiffAnswer, error) {
 	before := s.pushLoop.snapshot()
 	if before == nil {
@@ -189,7 +193,7 @@ func (s *Server) diff(request DiffRequest) (*DiffAnswer, error) {
 	return answer, err
 }
 
-// directoryDocuments returns the current documents of the configuration directories.
+// directoryDocuments returns the store of the configuration directories, or nil if there are none.
 func (s *Server) directoryDocuments() config.Store {
 	if s.dirs == nil {
 		return nil

@@ -23,17 +23,18 @@ import (
 )
 
 const (
-	// denyListInterval is the polling interval of the file. It ensures that a change takes effect within a second.
+	// denyListInterval is the polling interval of the deny list's file. A change takes effect within a second.
 	denyListInterval = 250 * time.Millisecond
 	maxDenyList      = 16 << 20
-	// revocationName is the name of the only resource of its type.
+	// revocationName is the name of the only resource of type xds.RevocationType.
 	revocationName = "deny-list"
-	// revocationFile is a file in the state directory. It stores the revocation lists with the denied serial numbers.
+	// revocationFile, in the state directory, stores the signed certificate revocation lists with the denied serial
+	// numbers.
 	revocationFile = "ca-crl.pem"
 )
 
-// denyList watches the file of denied identities. If the file becomes invalid, its last valid content remains in
-// effect.
+// denyList watches the file with denied service accounts and certificates. If the file becomes invalid, its last valid
+// content remains in effect.
 type denyList struct {
 	path, revocationPath string
 	authority            *ca.Authority
@@ -44,10 +45,11 @@ type denyList struct {
 	text    []byte
 	problem string
 
-	writing sync.Mutex // held while the revocation lists are written
+	writing sync.Mutex // locked while the revocation lists are written
 }
 
-// openDenyList reads the file. It fails if the file is missing or malformed, because there is no earlier valid list.
+// openDenyList reads the file path and puts it into effect. It fails if the file is missing or malformed, because there
+// is no earlier valid list.
 func openDenyList(path, stateDir string, authority *ca.Authority, streams *openStreams, revocations *revocations, log *slog.Logger) (*denyList, error) {
 	d := &denyList{
 		path: path, revocationPath: filepath.Join(stateDir, revocationFile), authority: authority, streams: streams, revocations: revocations, log: log,
@@ -108,7 +110,8 @@ func (d *denyList) reload() {
 	d.apply(text, list)
 }
 
-// apply applies a list to new calls and open streams, and writes the revocation lists.
+// apply puts a new deny list into effect: it refuses new calls of denied clients, ends their open streams, and writes
+// the revocation lists.
 func (d *denyList) apply(text []byte, list *ca.DenyList) {
 	d.text = text
 	d.authority.Deny(list)
@@ -118,8 +121,8 @@ func (d *denyList) apply(text []byte, list *ca.DenyList) {
 	d.writeLists()
 }
 
-// writeLists signs the revocation lists with the current authorities, writes them to the file, and sends them to
-// agents.
+// writeLists signs the certificate revocation lists with the current CAs, writes them to the file revocationFile, and
+// sends them to agents.
 func (d *denyList) writeLists() {
 	d.writing.Lock()
 	defer d.writing.Unlock()
@@ -144,15 +147,15 @@ func (d *denyList) writeLists() {
 	}
 }
 
-// revocations contains the revocation lists for agents. The zero value denies no certificate.
+// revocations contains the certificate revocation lists for agents. The zero value revokes no certificate.
 type revocations struct {
-	notify func() // called after changes; nil before it is set, when there are no agents yet
+	notify func() // called after changes; nil until the server is composed, when no agent is connected
 
 	resource atomic.Pointer[xds.Resource]
 }
 
-// set replaces the lists and the roots for whose certificates they apply. If lists is empty, agents do not check for
-// revocations.
+// set replaces the revocation lists and the root certificates to whose certificates the lists apply. If lists is empty,
+// agents do not check for revocations.
 func (r *revocations) set(lists, roots []byte) error {
 	context := &tlsv3.CertificateValidationContext{}
 	if len(lists) > 0 {
@@ -169,7 +172,8 @@ func (r *revocations) set(lists, roots []byte) error {
 	return nil
 }
 
-// resources returns one resource. It does so even if no certificate is denied, so that agents remove earlier lists.
+// resources returns the resource with the revocation lists. If no certificate is denied, the resource is empty, so that
+// agents remove earlier lists.
 func (r *revocations) resources() []*xds.Resource {
 	if resource := r.resource.Load(); resource != nil {
 		return []*xds.Resource{resource}
@@ -177,7 +181,8 @@ func (r *revocations) resources() []*xds.Resource {
 	return []*xds.Resource{xds.NewRawResource(revocationName, xds.RevocationType, nil)}
 }
 
-// openStreams tracks the streams of authenticated callers.
+// openStreams tracks all open streams and their authenticated callers, so that the streams of denied callers can be
+// ended.
 type openStreams struct {
 	authority *ca.Authority
 
@@ -202,7 +207,7 @@ type checkedStream struct {
 
 func (s *checkedStream) Context() context.Context { return s.ctx }
 
-// RecvMsg returns an error if the caller is denied, even before the stream's first message.
+// RecvMsg receives a message. It returns an error if the caller was denied in the meantime.
 func (s *checkedStream) RecvMsg(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil {
 		return err
@@ -212,7 +217,7 @@ func (s *checkedStream) RecvMsg(m any) error {
 
 type checkedStreamKey struct{}
 
-// setCaller records the authenticated caller of a stream.
+// setCaller records that the caller of the stream with the context ctx is id.
 func (s *openStreams) setCaller(ctx context.Context, id ca.Identity) {
 	if stream, ok := ctx.Value(checkedStreamKey{}).(*checkedStream); ok {
 		stream.mu.Lock()
@@ -221,7 +226,7 @@ func (s *openStreams) setCaller(ctx context.Context, id ca.Identity) {
 	}
 }
 
-// intercept is a stream interceptor that ends a stream when its caller is denied.
+// intercept is a gRPC interceptor that tracks the stream while its handler runs, and ends it when its caller is denied.
 func (s *openStreams) intercept(server any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	checked := &checkedStream{ServerStream: stream}
 	checked.ctx, checked.cancel = context.WithCancelCause(context.WithValue(stream.Context(), checkedStreamKey{}, checked))
@@ -241,7 +246,8 @@ func (s *openStreams) intercept(server any, stream grpc.ServerStream, _ *grpc.St
 	return err
 }
 
-// deniedStatus returns the status of a stream that ended because its caller is denied, or nil.
+// deniedStatus returns the gRPC status if the stream with the context ctx ended because its caller is denied, and
+// otherwise nil.
 func deniedStatus(ctx context.Context) error {
 	if denied := (deniedError{}); errors.As(context.Cause(ctx), &denied) {
 		return denied.status
@@ -249,7 +255,7 @@ func deniedStatus(ctx context.Context) error {
 	return nil
 }
 
-// deniedError is the cause with which the context of a denied caller's stream is canceled.
+// deniedError is the cause with which endDenied cancels the context of a stream.
 type deniedError struct{ status error }
 
 func (e deniedError) Error() string { return e.status.Error() }

@@ -15,9 +15,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// documentReaders serves the documents of Istio's kinds to other control planes. Kubernetes Services and Secrets are
-// never served. The documents that this control plane receives from others are not served either, so that two control
-// planes cannot preserve each other's removed documents.
+// documentReaders serves the documents of Istio's kinds to other control planes. It never serves Kubernetes Services
+// and Secrets. It does not serve documents that this control plane receives from other control planes either: two
+// control planes would otherwise preserve each other's removed documents.
 type documentReaders struct {
 	allowed map[string]bool // SPIFFE IDs
 	store   config.Store
@@ -27,8 +27,8 @@ type documentReaders struct {
 	encoded map[config.Kind]map[*config.Resource]*xds.Resource
 }
 
-// newDocumentReaders returns the server of documents. allowed are SPIFFE IDs, or accounts NAMESPACE/NAME of the trust
-// domain.
+// newDocumentReaders returns a documentReaders for the documents in store. allowed are the identities of the control
+// planes that may read: SPIFFE IDs, or accounts NAMESPACE/NAME of the trust domain.
 func newDocumentReaders(allowed []string, trustDomain string, store config.Store) (*documentReaders, error) {
 	r := &documentReaders{allowed: map[string]bool{}, store: store, types: mcp.TypeURLs(), encoded: map[config.Kind]map[*config.Resource]*xds.Resource{}}
 	for _, text := range allowed {
@@ -53,13 +53,13 @@ func parseReader(text, trustDomain string) (ca.Identity, error) {
 	return id, id.Validate()
 }
 
-// isDocumentReader reports whether a client requests documents instead of a proxy's configuration.
+// isDocumentReader reports whether the client with this node requests documents instead of a proxy's configuration.
 func isDocumentReader(node *corev3.Node) bool {
 	return node.GetMetadata().GetFields()["GENERATOR"].GetStringValue() == mcp.Generator
 }
 
-// connect returns a client of documents. It fails if the peer's identity is not allowed: an identity that may only
-// receive the configuration of its proxy must not read the documents of the mesh.
+// connect returns the xds.Proxy that serves documents to peer. It fails if the peer's identity is not allowed: an
+// identity that may only receive the configuration of its proxy must not read the documents of the mesh.
 func (r *documentReaders) connect(peer xds.Peer) (xds.Proxy, error) {
 	if peer.Identity == "" {
 		return nil, fmt.Errorf("a client without an identity cannot read the documents of the mesh: connect to the port for xDS over TLS, with a token or a certificate")
@@ -70,7 +70,7 @@ func (r *documentReaders) connect(peer xds.Peer) (xds.Proxy, error) {
 	return documentReader{r}, nil
 }
 
-// encode returns the resources of all documents of a kind. It encodes each version of a document once.
+// encode returns all documents of the kind as resources. It caches the encoding of each version of a document.
 func (r *documentReaders) encode(kind config.Kind) ([]*xds.Resource, error) {
 	documents := r.store.List(kind)
 	r.mu.Lock()
@@ -95,7 +95,7 @@ func (r *documentReaders) encode(kind config.Kind) ([]*xds.Resource, error) {
 	return list, nil
 }
 
-// documentReader is the stream of a control plane that reads documents.
+// documentReader implements xds.Proxy for the stream of a control plane that reads documents.
 type documentReader struct{ *documentReaders }
 
 // Hooks implements xds.Proxy.
@@ -136,7 +136,7 @@ func (r documentReader) Generate(_ xds.State, typeURL string, wildcard bool, nam
 	return selectResources(all, wildcard, names), nil
 }
 
-// attributeNACK returns the documents that a control plane rejected.
+// attributeNACK returns the documents called names, which a control plane rejected. It returns only the first ten.
 func (r documentReader) attributeNACK(_ xds.State, typeURL string, names []string, _ string, _ time.Time) []xds.SuspectDocument {
 	const limit = 10
 	kind, _, _ := mcp.ParseTypeURL(typeURL)

@@ -15,23 +15,24 @@ import (
 )
 
 const (
-	// maxCall limits the size in bytes of a message of a unary call. For its own requests, the discovery server has a
-	// separate limit.
+	// maxCall limits the size in bytes of a received message. The discovery server reads its requests itself, with its
+	// own limit.
 	maxCall = 32 << 10
-	// maxHeader limits the size in bytes of the headers of a call. A token has up to 8 KiB.
+	// maxHeader limits the size in bytes of the headers of a call, which contain a token of up to 8 KiB.
 	maxHeader = 32 << 10
 	// maxCalls limits the simultaneous streams and calls on one connection. An agent has one stream and few calls.
 	maxCalls = 100
 )
 
-// newGRPC returns a gRPC server with the limits and timeouts of all ports. transport is nil on the plaintext port.
+// newGRPC returns a gRPC server with the limits and timeouts that all ports have in common, and the options in more.
+// transport is nil for the plaintext port.
 func newGRPC(transport credentials.TransportCredentials, more ...grpc.ServerOption) *grpc.Server {
 	options := append(xds.ServerOptions(),
 		grpc.MaxRecvMsgSize(maxCall), grpc.MaxHeaderListSize(maxHeader), grpc.StreamInterceptor(countUnauthenticated),
-		// Most connections are usually idle, so they share their write buffers. Responses are large.
+		// Use large write buffers, because responses are large.
 		grpc.WriteBufferSize(32<<10), grpc.ReadBufferSize(16<<10),
-		// When all clients reconnect, their requests wait in memory. A static window limits the memory for each client,
-		// whereas gRPC's dynamic window would grow.
+		// When all clients reconnect, their requests wait in memory. A static window limits the memory for each client.
+		// gRPC's dynamic window would grow.
 		grpc.StaticStreamWindowSize(64<<10), grpc.StaticConnWindowSize(64<<10),
 		grpc.MaxConcurrentStreams(maxCalls),
 		grpc.ConnectionTimeout(handshakeTimeout), grpc.InTapHandle(limitCalls),
@@ -44,7 +45,7 @@ func newGRPC(transport credentials.TransportCredentials, more ...grpc.ServerOpti
 	return grpc.NewServer(append(options, more...)...)
 }
 
-// limitCalls refuses a call on a connection that had too many calls, none of which was authenticated.
+// limitCalls refuses a call if its connection had too many calls and none of them was authenticated.
 func limitCalls(ctx context.Context, _ *tap.Info) (context.Context, error) {
 	if conn := connectionOf(ctx); conn != nil && !conn.countCall() {
 		return nil, status.Error(codes.Unauthenticated, "too many unauthenticated calls")
@@ -52,7 +53,8 @@ func limitCalls(ctx context.Context, _ *tap.Info) (context.Context, error) {
 	return ctx, nil
 }
 
-// countUnauthenticated promotes the connection of a call that was authenticated, and counts calls that were not.
+// countUnauthenticated is a gRPC interceptor. After the call, it promotes the connection if the call was authenticated.
+// Otherwise it closes the connection if this was its last permitted unauthenticated call.
 func countUnauthenticated(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	err := handler(srv, stream)
 	if conn := connectionOf(stream.Context()); conn != nil && overTLS(stream.Context()) {

@@ -15,13 +15,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/fetchguard"
 )
 
-// KeyFetching configures the fetching of token issuers' keys, from the URLs in RequestAuthentications.
+// KeyFetching configures how the control plane fetches the keys of token issuers, from the URLs in
+// RequestAuthentications.
 type KeyFetching struct {
 	// Refresh is the refresh interval; default 20 minutes.
 	Refresh time.Duration
-	// RootsFile is a PEM file of root certificates. They are trusted in addition to the system's.
+	// RootsFile is a PEM file of root certificates that are trusted in addition to the system's roots.
 	RootsFile string
-	// ByProxy lets proxies fetch the keys whose URL belongs to a service of the mesh.
+	// ByProxy makes proxies fetch the keys themselves if the URL belongs to a service of the mesh.
 	ByProxy bool
 	// Blocked lists networks from which the control plane fetches no keys, in addition to link-local and metadata
 	// addresses.
@@ -29,12 +30,12 @@ type KeyFetching struct {
 	// AllowLoopback allows loopback addresses, even if the control plane serves other machines. Loopback addresses are
 	// always allowed if the control plane listens on a loopback address.
 	AllowLoopback bool
-	// Hosts contains the addresses of hosts that DNS does not know.
+	// Hosts contains the addresses of hosts that DNS cannot resolve.
 	Hosts map[string]netip.Addr
 }
 
-// fetchGuard returns the guard for fetches of keys whose URLs are in documents. It decides from which addresses the
-// control plane may fetch them.
+// fetchGuard returns the guard that decides from which addresses the control plane may fetch keys, because the authors
+// of documents choose the URLs.
 func (c Config) fetchGuard() fetchguard.Guard {
 	return fetchguard.Guard{Blocked: c.Keys.Blocked, NoLoopback: !isLoopback(c.Address) && !c.Keys.AllowLoopback}
 }
@@ -50,12 +51,12 @@ func (s *Server) openKeys() error {
 	s.keys = jwks.New(jwks.Config{
 		Refresh: s.cfg.Keys.Refresh, TLS: trusts, Guard: s.cfg.fetchGuard(), Hosts: s.cfg.Keys.Hosts,
 		File: filepath.Join(s.cfg.StateDir, keysFile), Logger: s.log,
-		Changed: func() { s.pushLoop.noteKeys() }, // the push loop exists before the first fetch
+		Changed: func() { s.pushLoop.noteKeys() }, // the first fetch begins after the push loop was created
 	})
 	return nil
 }
 
-// keysTLS returns the TLS configuration for fetching keys.
+// keysTLS returns the TLS configuration of the connections that fetch keys.
 func (s *Server) keysTLS() (*tls.Config, error) {
 	roots, err := trustedRoots(s.cfg.Keys.RootsFile)
 	config := &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
@@ -63,14 +64,15 @@ func (s *Server) keysTLS() (*tls.Config, error) {
 	return config, err
 }
 
-// trustedRoots returns the system's roots and those in the file. It returns nil if there are only the system's.
+// trustedRoots returns the system's root certificates and those in file. If file is "", it returns nil, which selects
+// the system's root certificates.
 func trustedRoots(file string) (*x509.CertPool, error) {
 	if file == "" {
 		return nil, nil
 	}
 	pem, err := os.ReadFile(file)
 	if err != nil {
-		return nil, fmt.Errorf("roots for fetching keys of token issuers: %w", err)
+		return nil, fmt.Errorf("reading the roots for fetching keys of token issuers (--jwks-root-cert): %w", err)
 	}
 	pool, err := x509.SystemCertPool()
 	if err != nil {
@@ -82,7 +84,7 @@ func trustedRoots(file string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// keyProblems returns a finding for each rule whose keys the control plane could not fetch.
+// keyProblems returns a finding for each JWT rule whose keys the control plane could not fetch.
 func keyProblems(s *snapshot.Snapshot, failures []jwks.Failure) []config.Problem {
 	var out []config.Problem
 	for _, f := range failures {

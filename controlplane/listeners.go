@@ -24,9 +24,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/portowner"
 )
 
-// Special values of a port.
+// Values of a port in Ports that are not port numbers.
 const (
-	// FreePort selects any free port. The Server's address methods return it.
+	// FreePort selects any free port. Server.PlainAddr and similar methods return its number.
 	FreePort = -1
 	// NoPort disables the port.
 	NoPort = -2
@@ -34,7 +34,7 @@ const (
 
 // Ports are the server's ports. 0 selects the default.
 type Ports struct {
-	Plain      int // plaintext xDS; default 15010, or NoPort if its address is not loopback
+	Plain      int // plaintext xDS; default 15010, or NoPort if the port's address is not loopback
 	Secure     int // xDS and CA over TLS; default 15012
 	Monitoring int // metrics, health and debug pages over HTTP; default 15014
 	Tokens     int // token exchange and token keys over HTTPS; default 15016
@@ -47,12 +47,12 @@ const (
 	defaultAuthTimeout = 15 * time.Second
 	// handshakeTimeout limits the TLS and HTTP/2 handshakes of a connection.
 	handshakeTimeout = 5 * time.Second
-	// maxTokenRequests limits the simultaneous requests of one connection of the token port. All of them are unauthenticated
-	// until their body is read.
+	// maxTokenRequests limits the simultaneous requests of one connection to the token port. The limit is low, because
+	// a request is unauthenticated until its body is read.
 	maxTokenRequests = 4
 )
 
-// port is one listening socket; nil is a disabled port.
+// port is one listening socket. A nil *port is a disabled port.
 type port struct {
 	listener net.Listener
 	addr     netip.AddrPort
@@ -74,7 +74,7 @@ type listeners struct {
 	log                   *slog.Logger
 }
 
-// openPorts opens the ports and creates a server for each.
+// openPorts opens the ports and creates a gRPC or HTTP server for each.
 func (s *Server) openPorts() error {
 	l := &listeners{log: s.log}
 	mesh, host := listenAddress{s.cfg.Listen, s.cfg.Address}, s.cfg.hostAddress()
@@ -121,7 +121,7 @@ func (s *Server) openPorts() error {
 	return nil
 }
 
-// listenAddress is the network and address on which a port is opened.
+// listenAddress is the IP address on which a port is opened, and the function that opens it.
 type listenAddress struct {
 	listen  func(network, address string) (net.Listener, error)
 	address string
@@ -134,8 +134,8 @@ func (c Config) hostAddress() listenAddress {
 	return listenAddress{c.Listen, c.Address}
 }
 
-// reservePorts adds the ports that are open on loopback to those that documents must not use. It must be called before the first
-// snapshot is built.
+// reservePorts adds the ports of l that are open on loopback to the ports that endpoints in documents must not use. It
+// must be called before the first snapshot is built.
 func (s *Server) reservePorts(l *listeners) {
 	add := func(to *[]uint32, ports ...*port) {
 		for _, p := range ports {
@@ -182,8 +182,8 @@ func (s *Server) tokensHandler(exchange *tokenExchange, monitoring string) http.
 	return mux
 }
 
-// limitConnections limits the connections of proxies. It limits those of the monitoring port separately, so that this
-// port remains reachable when the limit for proxies is reached.
+// limitConnections limits the connections to the ports of l. The monitoring port has its own limit, so that it remains
+// reachable when the limit for proxies is reached.
 func (s *Server) limitConnections(l *listeners) {
 	refused := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilotfish_connections_refused_total",
 		Help: "Connections refused because of a connection limit, by port."}, []string{"port"})
@@ -204,7 +204,7 @@ func (s *Server) limitConnections(l *listeners) {
 	}{
 		{l.plain, proxies, portLimit{name: "plain", authTimeout: timeout, plaintext: true}},
 		{l.secure, proxies, portLimit{name: "secure", authTimeout: timeout}},
-		// Each phase of an HTTP connection has its own timeout, so there is no authTimeout.
+		// No authTimeout is needed, because each phase of an HTTP connection has its own timeout.
 		{l.tokens, proxies, portLimit{name: "tokens"}},
 		{l.monitoring, monitoring, portLimit{name: "monitoring"}},
 	} {
@@ -240,8 +240,8 @@ func openPort(listen func(network, address string) (net.Listener, error), addres
 	return &port{listener: listener, addr: listener.Addr().(*net.TCPAddr).AddrPort()}, nil
 }
 
-// meshCredentials are the TLS credentials of the secure port. They promote a connection whose client certificate is of
-// the mesh as soon as its handshake is complete.
+// meshCredentials are the TLS credentials of the secure port. If the client has a certificate of the mesh, they promote
+// the connection as soon as its handshake is complete.
 type meshCredentials struct {
 	credentials.TransportCredentials
 	authority *ca.Authority
@@ -256,7 +256,7 @@ func (m meshCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.Au
 	return conn, info, err
 }
 
-// hasIdentity reports whether the handshake verified a client certificate that the authority accepts.
+// hasIdentity reports whether the handshake verified a client certificate and the authority accepts its identity.
 func (m meshCredentials) hasIdentity(info credentials.AuthInfo) bool {
 	verified, ok := info.(credentials.TLSInfo)
 	if !ok || len(verified.State.VerifiedChains) == 0 {
@@ -266,8 +266,8 @@ func (m meshCredentials) hasIdentity(info credentials.AuthInfo) bool {
 	return err == nil
 }
 
-// identify returns the identity that a stream's peer has proved on the secure port, or "" on the plaintext port. It
-// promotes the stream's connection.
+// identify returns the identity that the peer of the stream has proved on the secure port, or "" on the plaintext port.
+// It also promotes the stream's connection.
 func (s *Server) identify(ctx context.Context) (string, error) {
 	name := ""
 	if overTLS(ctx) {
@@ -287,7 +287,7 @@ func (s *Server) identify(ctx context.Context) (string, error) {
 	return name, nil
 }
 
-// connectionOf returns the connection of a call, or nil if no connLimiter accepted it.
+// connectionOf returns the connection of the call with the context ctx, or nil if no connLimiter counts the connection.
 func connectionOf(ctx context.Context) *trackedConn {
 	if p, ok := peer.FromContext(ctx); ok {
 		if addr, ok := p.Addr.(trackedAddr); ok {
@@ -297,8 +297,8 @@ func connectionOf(ctx context.Context) *trackedConn {
 	return nil
 }
 
-// serve serves on all ports until the context ends or one port fails, and then stops gracefully. It calls endStreams to
-// end the discovery streams, because these do not end by themselves.
+// serve serves on all ports until ctx ends or one port fails, and then stops gracefully. It calls endStreams to end the
+// discovery streams, because these do not end by themselves.
 func (l *listeners) serve(ctx context.Context, endStreams func()) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -328,14 +328,14 @@ func (l *listeners) serve(ctx context.Context, endStreams func()) error {
 	return nil
 }
 
-// stop stops the servers. It returns after stopTimeout at the latest.
+// stop stops the servers gracefully. After stopTimeout, it closes the remaining connections.
 func (l *listeners) stop() {
 	deadline, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	var wg sync.WaitGroup
 	for _, server := range []*grpc.Server{l.grpcPlain, l.grpcSecure} {
 		wg.Go(func() {
-			// GracefulStop returns when all calls have ended. Stop ends those that remain.
+			// GracefulStop returns when all calls have ended. At the deadline, Stop ends the remaining calls.
 			stop := context.AfterFunc(deadline, server.Stop)
 			defer stop()
 			server.GracefulStop()

@@ -12,8 +12,8 @@ import (
 const (
 	// defaultMemoryLimit is the memory limit if neither GOMEMLIMIT nor a cgroup limits the process.
 	defaultMemoryLimit = 4 << 30
-	// clientShare: clients' subscriptions may use 1/clientShare of the memory limit, and unauthenticated connections
-	// the same amount.
+	// clientShare: the subscriptions of all clients may use 1/clientShare of the memory limit. Unauthenticated
+	// connections may use the same amount.
 	clientShare = 8
 )
 
@@ -63,7 +63,7 @@ func cgroupMemory(membership, root string) int64 {
 	return limit
 }
 
-// readLimit returns the limit in a cgroup file, or math.MaxInt64 if the file contains none.
+// readLimit returns the memory limit in the cgroup file path, or math.MaxInt64 if the file contains none.
 func readLimit(path string) int64 {
 	data, err := os.ReadFile(path)
 	if err != nil {

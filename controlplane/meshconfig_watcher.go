@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// meshConfigInterval is the polling interval of the mesh configuration file. The file is small. Polling detects a
-	// new version no matter how the user replaces the file.
+	// meshConfigInterval is the polling interval of the mesh configuration file. Polling detects a new version no
+	// matter how the user replaces the file, and costs little, because the file is small.
 	meshConfigInterval = 500 * time.Millisecond
 	maxMeshConfig      = 1 << 20
 )
@@ -34,7 +34,7 @@ type meshConfigWatcher struct {
 	problem *config.Problem
 }
 
-// openMeshConfig reads the file. It fails if the file is invalid, because there is no earlier valid content.
+// openMeshConfig reads the file path. It fails if the file is invalid, because there is no earlier valid content.
 func openMeshConfig(path string, log *slog.Logger) (*meshConfigWatcher, error) {
 	text, mesh, err := readMeshConfig(path)
 	if err != nil {
@@ -69,7 +69,7 @@ func (r meshConfigError) Error() string {
 	return fmt.Sprintf("%s: %s; %s", r.At.File, r.Message, r.Remedy)
 }
 
-// run polls the file and calls changed after each effective change, until the context ends.
+// run polls the file until ctx ends. It calls changed when the file has new valid content.
 func (f *meshConfigWatcher) run(ctx context.Context, changed func()) {
 	ticker := time.NewTicker(meshConfigInterval)
 	defer ticker.Stop()
@@ -118,7 +118,7 @@ func (f *meshConfigWatcher) mesh() *meshconfig.MeshConfig {
 func (f *meshConfigWatcher) problems() []config.Problem {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	_, warnings := config.ReadMesh(f.path, f.text) // the same warnings as when the content was applied
+	_, warnings := config.ReadMesh(f.path, f.text) // returns the warnings about the content in effect
 	if f.problem != nil {
 		warnings = append([]config.Problem{*f.problem}, warnings...)
 	}

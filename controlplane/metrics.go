@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/version"
 )
 
-// metrics contains the control plane's metrics. If istiod has an equivalent metric, the names are the same, so that
+// metrics contains the control plane's metrics. A metric has istiod's name if istiod has an equivalent one, so that
 // dashboards for istiod work.
 type metrics struct {
 	debounce, snapshot prometheus.Histogram
@@ -41,11 +41,11 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	return m
 }
 
-// recordBuild records one build of a snapshot. start is the start of the build. since is the time of the first change
-// in it.
-func (m *metrics) recordBuild(start, since time.Time) {
+// recordBuild records the duration of one build of a snapshot, which began at start, and the delay between firstChange,
+// the first change of its batch, and start.
+func (m *metrics) recordBuild(start, firstChange time.Time) {
 	m.snapshot.Observe(time.Since(start).Seconds())
-	m.debounce.Observe(start.Sub(since).Seconds())
+	m.debounce.Observe(start.Sub(firstChange).Seconds())
 }
 
 func overTLS(ctx context.Context) bool {

@@ -9,8 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// meshMetrics collects the state of the mesh at each scrape. If istiod has an equivalent metric, the names are the
-// same.
+// meshMetrics collects the state of the mesh at each scrape. A metric has istiod's name if istiod has an equivalent
+// one.
 type meshMetrics struct {
 	latest  func() *snapshot.Snapshot
 	counts  func() map[findingKey]int
@@ -65,7 +65,7 @@ func (m *meshMetrics) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// countTriggers counts the reasons of a push. Their names are those of istiod. A push may have several reasons.
+// countTriggers counts the reasons of a push by istiod's names. A push may have several reasons.
 func (m *metrics) countTriggers(change snapshot.Change) {
 	for reason, is := range map[string]bool{
 		"global": change.Full, "config": len(change.Resources) > 0, "service": len(change.Services) > 0, "endpoint": len(change.Endpoints) > 0,

@@ -18,11 +18,11 @@ import (
 // maxSuspects is the maximum number of documents that are reported for one NACK.
 const maxSuspects = 5
 
-// maxChangeLog limits the number of documents whose last change is recorded. Beyond this number, the log is cleared
-// before the newest change is recorded.
+// maxChangeLog limits the number of documents whose last change is recorded. If it is exceeded, only the newest change
+// remains recorded.
 const maxChangeLog = 20_000
 
-// changeLog records when documents last changed. It is used to find the most likely cause of a NACK.
+// changeLog records when each document last changed, to find the most likely cause of a NACK.
 type changeLog struct {
 	mu      sync.Mutex
 	changed map[config.Key]time.Time
@@ -37,20 +37,21 @@ func (j *changeLog) record(keys []config.Key, at time.Time) {
 	for _, k := range keys {
 		j.changed[k] = at
 	}
-	if len(j.changed) > maxChangeLog { // names of workloads change often, and the log would grow without limit
+	if len(j.changed) > maxChangeLog { // the names of workloads change often, so the log would grow without limit
 		maps.DeleteFunc(j.changed, func(_ config.Key, changed time.Time) bool { return changed.Before(at) })
 	}
 }
 
-// changedSince returns the time of a document's last change. ok is false if the document did not change after since.
-func (j *changeLog) changedSince(key config.Key, since time.Time) (time.Time, bool) {
+// changedSince returns the time of the last change of the document key. It returns false if the document has not
+// changed since start.
+func (j *changeLog) changedSince(key config.Key, start time.Time) (time.Time, bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	at, ok := j.changed[key]
-	return at, ok && !at.Before(since)
+	return at, ok && !at.Before(start)
 }
 
-// causeCandidate is a document that may have caused a rejection.
+// causeCandidate is a document that may have caused a NACK.
 type causeCandidate struct {
 	translate.Cause
 	changed      time.Time // zero if the document has not changed since the client's last ACK of the type
@@ -65,7 +66,7 @@ func (s causeCandidate) rank() int {
 	if s.field != "" {
 		rank += 4
 	}
-	if s.Kind == config.EnvoyFilter { // only EnvoyFilters contain settings that the control plane cannot check
+	if s.Kind == config.EnvoyFilter { // the control plane cannot check all values in an EnvoyFilter
 		rank += 2
 	}
 	if s.Named {
@@ -74,23 +75,25 @@ func (s causeCandidate) rank() int {
 	return rank
 }
 
-// attributeNACK returns the documents from which the rejected resources were generated, the most likely cause first. If
-// there are more likely candidates, it omits documents that the client accepted before.
-func (p proxy) attributeNACK(state xds.State, typeURL string, names []string, reason string, since time.Time) []xds.SuspectDocument {
+// attributeNACK returns at most maxSuspects documents from which the rejected resources called names were generated,
+// the most likely cause first. It omits documents without evidence if there are candidates with evidence. lastACK is
+// the time of the client's last ACK of the type.
+func (p proxy) attributeNACK(state xds.State, typeURL string, names []string, reason string, lastACK time.Time) []xds.SuspectDocument {
 	s, ok := state.(*snapshot.Snapshot)
 	if !ok {
 		return nil
 	}
 	quoted := reason
-	// Remove the resource's name, so that a document does not rank higher only because it contains a part of that name.
+	// Remove the names of the resources from the reason, so that a document does not rank higher only because it
+	// contains a part of such a name.
 	for _, name := range names {
 		quoted = strings.ReplaceAll(quoted, name, "")
 	}
 	var suspects []causeCandidate
 	for _, c := range translate.Causes(s, p.Proxy, typeURL, names) {
 		one := causeCandidate{Cause: c}
-		if !since.IsZero() {
-			one.changed, _ = p.changes.changedSince(c.Key, since)
+		if !lastACK.IsZero() {
+			one.changed, _ = p.changes.changedSince(c.Key, lastACK)
 		}
 		one.field, one.value = c.FieldQuotedIn(quoted)
 		suspects = append(suspects, one)
@@ -98,7 +101,8 @@ func (p proxy) attributeNACK(state xds.State, typeURL string, names []string, re
 	slices.SortStableFunc(suspects, func(a, b causeCandidate) int {
 		return cmp.Or(cmp.Compare(b.rank(), a.rank()), cmp.Compare(len(b.value), len(a.value)), b.changed.Compare(a.changed))
 	})
-	// If the resource type is all that relates the candidates to the rejection, the first few of them are sufficient.
+	// Rank 0 means that only the resource type relates a candidate to the rejection. Report such candidates only if
+	// there are no better ones.
 	if len(suspects) > 0 && suspects[0].rank() > 0 {
 		suspects = slices.DeleteFunc(suspects, func(s causeCandidate) bool { return s.rank() == 0 })
 	}

@@ -8,8 +8,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// nackProblems returns the current NACKs of proxies, as findings of the documents that most likely caused them. It
-// reports equal NACKs of several proxies once.
+// nackProblems returns a finding for each current NACK of clients, about the document that most likely caused it. It
+// reports equal NACKs of several proxies once, with the number of proxies.
 func nackProblems(clients []xds.ClientStatus, store config.Store) []config.Problem {
 	var out []config.Problem
 	indices := map[config.Problem]int{} // indices in out

@@ -9,17 +9,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// onDemand contains the clusters and virtual hosts of one proxy that requests them on demand: those in its workload's
-// usage history, those that it reported at its reconnect, and those that it has requested since. The set does not
-// shrink while the proxy is connected, because Envoy requests neither a removed cluster nor a resolved host again.
+// onDemand contains the clusters and virtual hosts that one proxy has, if the proxy requests them on demand. They are
+// from its workload's usage history, from its report at a reconnect, and from its later requests. No name is removed
+// while the proxy is connected, because Envoy requests neither a removed cluster nor a resolved host again.
 type onDemand struct {
 	proxy        *translate.Proxy
 	usage        *usageHistory
 	workload     string
 	clusterNames map[string]bool
-	missingCount int // number of clusters in has that did not exist when the proxy requested them
-	// existing contains the clusters that existed in the mesh when they were generated for this proxy. Envoy has these
-	// clusters, or is about to receive them.
+	missingCount int // number of clusters in clusterNames that did not exist when the proxy requested them
+	// existing contains the clusters in clusterNames that existed in the mesh when they were generated for this proxy.
+	// Envoy has these clusters, or is about to receive them.
 	existing map[string]bool
 	routes   map[string]*routeHostSet
 }
@@ -41,7 +41,7 @@ func workloadOf(p *translate.Proxy) string {
 	return p.Namespace + "/" + p.ServiceAccount + "/" + p.Workload
 }
 
-// resume adds the resources that a reconnecting proxy reports.
+// resume adds the clusters or virtual hosts called names, which a reconnecting proxy reports.
 func (o *onDemand) resume(typeURL string, names []string) {
 	if typeURL == xds.VirtualHostType {
 		for _, name := range names {
@@ -59,11 +59,12 @@ func (o *onDemand) resume(typeURL string, names []string) {
 	}
 }
 
-// maxMissingClusters limits the number of requested clusters that do not exist. They are recorded because they may
-// exist later.
+// maxMissingClusters limits the number of recorded clusters that do not exist. They are recorded because they may exist
+// later.
 const maxMissingClusters = 10_000
 
-// addCluster adds a cluster to the set.
+// addCluster records that the proxy has the cluster name. If real is false, the cluster does not exist in the mesh;
+// addCluster ignores it if there are too many of these.
 func (o *onDemand) addCluster(name string, real bool) {
 	if !real {
 		if o.missingCount >= maxMissingClusters {
@@ -105,8 +106,8 @@ func (o *onDemand) generateClusters(s *snapshot.Snapshot, wildcard bool, names [
 	return translate.HeldClusters(s, o.proxy, o.withoutRemoved(s, held))
 }
 
-// withoutRemoved returns names without clusters that no longer exist in the mesh, but that Envoy still has. The server
-// removes them from Envoy at the end of a push, and replaces them by clusters without endpoints only then.
+// withoutRemoved returns names without the clusters that Envoy has, but that no longer exist in the mesh. The server
+// removes these from Envoy at the end of the push, and only then replaces them by clusters without endpoints.
 func (o *onDemand) withoutRemoved(s *snapshot.Snapshot, names []string) []string {
 	out := make([]string, 0, len(names))
 	for _, name := range names {
@@ -122,8 +123,8 @@ func (o *onDemand) withoutRemoved(s *snapshot.Snapshot, names []string) []string
 	return out
 }
 
-// startReplacing records that the server is about to remove clusters. It returns true if any of the names is in the
-// set.
+// startReplacing records that the server is about to remove the clusters called names. It returns true if any of them
+// needs a replacement, because the proxy has requested it.
 func (o *onDemand) startReplacing(names []string) bool {
 	found := false
 	for _, name := range names {
@@ -135,8 +136,8 @@ func (o *onDemand) startReplacing(names []string) bool {
 	return found
 }
 
-// filterScope removes the clusters and hosts that are not in the set from a push scope, and adds those that the proxy
-// now needs in addition.
+// filterScope limits scope to the clusters and virtual hosts that the proxy has, and adds those that its listeners and
+// routes now require.
 func (o *onDemand) filterScope(s *snapshot.Snapshot, scope xds.PushScope) xds.PushScope {
 	o.filterHostScope(s, scope)
 	clusters := scope[xds.ClusterType]

@@ -11,22 +11,22 @@ import (
 )
 
 // maxUnknownHosts limits the requested hosts of one route configuration that do not exist in the mesh. A proxy that
-// exceeds the limit receives all hosts and a catch-all host. It then requests no further hosts.
+// exceeds the limit receives all virtual hosts and a catch-all virtual host, so that it requests no further ones.
 const maxUnknownHosts = 100
 
-// maxHostNames limits the number of host names that a proxy requests of one route configuration. There may be many,
-// because a host may have several names, and a wildcard matches any number of names. A proxy that exceeds the limit
-// receives all hosts too.
+// maxHostNames limits the number of host names that a proxy requests of one route configuration. There may be many: a
+// virtual host may have several names, and a wildcard matches any number of names. A proxy that exceeds the limit
+// receives all virtual hosts too.
 const maxHostNames = 10_000
 
-// routeHostSet is the set of virtual hosts that a proxy has of one route configuration.
+// routeHostSet contains the virtual hosts of one route configuration that a proxy has.
 type routeHostSet struct {
 	names    map[string]bool // requested names, and names of virtual hosts that a reconnecting proxy reported
 	all      bool
-	resolved map[string]bool // resources to which the names resolved at the last time; nil if all is set
+	resolved map[string]bool // resources to which names resolved in the last generation; nil if all is set
 }
 
-// addHost adds a name to the set.
+// addHost records that the proxy requested the virtual host with the resource name "route/host".
 func (o *onDemand) addHost(name string) {
 	route, host := xds.SplitVirtualHostName(name)
 	if route == "" || host == "" {
@@ -37,8 +37,9 @@ func (o *onDemand) addHost(name string) {
 	}
 }
 
-// resumeHost adds a virtual host that a reconnecting proxy reports. If the proxy reports a catch-all host, it has all
-// hosts. A requested catch-all host does not show this, because an HTTP request may contain any host.
+// resumeHost records that a reconnecting proxy reports the virtual host with the resource name "route/host". If the
+// virtual host is the catch-all, the proxy has all virtual hosts. A request for the catch-all would not prove this,
+// because an HTTP request may contain any host.
 func (o *onDemand) resumeHost(name string) {
 	if route, host := xds.SplitVirtualHostName(name); route != "" && translate.IsCatchAllHost(host) {
 		o.routeHosts(route).all = true
@@ -56,8 +57,8 @@ func (o *onDemand) routeHosts(name string) *routeHostSet {
 	return r
 }
 
-// heldHosts returns the virtual hosts that the proxy has of a route configuration. It returns nil if the proxy does not
-// use on-demand hosts.
+// heldHosts returns the virtual hosts of the route configuration route that the proxy has, and those called more. It
+// returns nil if the proxy does not request the virtual hosts of route on demand.
 func (o *onDemand) heldHosts(s *snapshot.Snapshot, route string, more ...string) *translate.HeldHosts {
 	var names []string
 	all := false
@@ -70,8 +71,8 @@ func (o *onDemand) heldHosts(s *snapshot.Snapshot, route string, more ...string)
 	return translate.NewHeldHosts(s, o.proxy, route, append(names, more...), all)
 }
 
-// resolve resolves requested virtual hosts. It returns the names of their resources, and the clusters that the proxy
-// must receive before.
+// resolve resolves names, the requested names of virtual hosts. targets maps each resolvable name to the name of its
+// resource. before contains the clusters that the proxy must receive before the virtual hosts.
 func (o *onDemand) resolve(s *snapshot.Snapshot, names []string) (targets map[string]string, before xds.PushScope) {
 	targets, before = map[string]string{}, xds.PushScope{}
 	byRoute := map[string][]string{}
@@ -117,7 +118,8 @@ func (o *onDemand) resolveRoute(s *snapshot.Snapshot, route string, hosts []stri
 	return held
 }
 
-// addClusters adds clusters to the set. It returns those that exist and were not in the set.
+// addClusters records that the proxy needs clusters. It returns those that exist in the mesh and that the proxy does
+// not have yet.
 func (o *onDemand) addClusters(s *snapshot.Snapshot, clusters []string) []string {
 	return slices.DeleteFunc(clusters, func(name string) bool {
 		if o.clusterNames[name] || !translate.HasCluster(s, o.proxy, name) {
@@ -129,8 +131,8 @@ func (o *onDemand) addClusters(s *snapshot.Snapshot, clusters []string) []string
 	})
 }
 
-// generateHosts generates the virtual hosts that the proxy has of these route configurations. If wanted is not nil, it
-// generates only these virtual hosts.
+// generateHosts generates the virtual hosts of routes that the proxy has. If wanted is not nil, it generates only the
+// virtual hosts in wanted.
 func (o *onDemand) generateHosts(s *snapshot.Snapshot, routes []string, wanted map[string]bool) ([]*xds.Resource, error) {
 	var out []*xds.Resource
 	for _, route := range routes {
@@ -150,7 +152,7 @@ func (o *onDemand) generateHosts(s *snapshot.Snapshot, routes []string, wanted m
 	return out, nil
 }
 
-// generateNamedHosts generates the proxy's virtual hosts with these names.
+// generateNamedHosts generates those virtual hosts of the proxy whose resource names are in names.
 func (o *onDemand) generateNamedHosts(s *snapshot.Snapshot, names []string) ([]*xds.Resource, error) {
 	wanted, routes := map[string]bool{}, map[string]bool{}
 	for _, name := range names {
@@ -160,8 +162,8 @@ func (o *onDemand) generateNamedHosts(s *snapshot.Snapshot, names []string) ([]*
 	return o.generateHosts(s, slices.Sorted(maps.Keys(routes)), wanted)
 }
 
-// filterHostScope removes the virtual hosts that are not in the set from a push scope. It adds the virtual hosts to
-// which the proxy's names newly resolve.
+// filterHostScope removes the virtual hosts that the proxy does not have from scope. It adds the virtual hosts to which
+// the proxy's names now resolve, or no longer resolve.
 func (o *onDemand) filterHostScope(s *snapshot.Snapshot, scope xds.PushScope) {
 	hosts, ok := scope[xds.VirtualHostType]
 	if !ok || hosts.All {

@@ -18,7 +18,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/loglimit"
 )
 
-// proxySource creates a proxy for each stream.
+// proxySource implements xds.Source: it creates an xds.Proxy for each stream.
 type proxySource struct {
 	log             *slog.Logger
 	refusals        *loglimit.Limiter // limits log lines about clients without an identity
@@ -26,15 +26,15 @@ type proxySource struct {
 	changes         *changeLog
 	usage           *usageHistory
 	acceptHTTP10    bool // all proxies accept HTTP/1.0
-	onDemandDefault bool // the default of on-demand scoping
+	onDemandDefault bool // Config.AutomaticScope
 	// onDemandTimeout limits how long requests wait for on-demand resources.
 	onDemandTimeout time.Duration
 	revocations     *revocations
 	readers         *documentReaders
 }
 
-// Connect accepts a proxy if its node is valid and matches its proved identity. It accepts another control plane if it
-// may read the documents.
+// Connect accepts a proxy if its node is valid and matches its proved identity. It accepts another control plane if
+// that control plane may read the documents.
 func (s proxySource) Connect(ctx context.Context, node *corev3.Node, peer xds.Peer) (xds.Proxy, error) {
 	if isDocumentReader(node) {
 		reader, err := s.readers.connect(peer)
@@ -68,7 +68,7 @@ func (s proxySource) Connect(ctx context.Context, node *corev3.Node, peer xds.Pe
 	return connected, nil
 }
 
-// usageFor returns the usage history for a proxy, or nil for a proxy without a proved identity.
+// usageFor returns the usage history for p. It returns nil, and logs this, if p has not proved an identity.
 func (s proxySource) usageFor(p *translate.Proxy) *usageHistory {
 	if p.Authenticated {
 		return s.usage
@@ -77,14 +77,14 @@ func (s proxySource) usageFor(p *translate.Proxy) *usageHistory {
 	return nil
 }
 
-// registerWorkload registers a connecting workload as a member of its WorkloadGroup, and sets the proxy's labels and
-// address from the group.
+// registerWorkload registers the workload of p as a member of its WorkloadGroup, and sets the labels and address of p
+// to the registered ones.
 func (s proxySource) registerWorkload(p *translate.Proxy, peer xds.Peer) (*registration.Registration, error) {
 	if !p.Authenticated { // otherwise any client on the plaintext port could receive requests for the group
 		return nil, fmt.Errorf("the workload at %s %w: members of a WorkloadGroup must prove their service account: "+
 			"connect to the port for xDS over TLS, with a token or a certificate", p.Address, registration.ErrRefused)
 	}
-	// On an error the result is the zero value, which the registrar refuses.
+	// If the address is invalid, the result is the zero value, which the registrar refuses.
 	from, _ := netip.ParseAddrPort(peer.Address)
 	registered, err := s.registrar.Connect(registration.Workload{
 		Group: p.AutoRegisterGroup, Namespace: p.Namespace, ServiceAccount: p.ServiceAccount, Address: p.Address, Source: from.Addr(), Labels: p.Labels,
@@ -113,7 +113,7 @@ func (s proxySource) refuseProxy(code codes.Code, peer xds.Peer, err error) erro
 type proxy struct {
 	*translate.Proxy
 	changes    *changeLog
-	registered *registration.Registration // nil unless the workload belongs to a WorkloadGroup
+	registered *registration.Registration // nil if the workload was not registered as a member of a WorkloadGroup
 	onDemand   *onDemand                  // nil unless the proxy requests virtual hosts and clusters on demand
 	withheld   *withheldSecretLog
 	// revocations is separate from the snapshot, because a denial must take effect immediately.
@@ -135,8 +135,8 @@ func (p proxy) handleHealthReport(healthy bool, reason string) {
 	}
 }
 
-// reconnectReason returns an error if a user edited the workload's group. The proxy then reconnects, and receives the
-// new labels and address.
+// reconnectReason returns an error if a user edited the workload's group, so that the workload's labels or address
+// change. The proxy then reconnects and is registered with the new ones.
 func (p proxy) reconnectReason() error {
 	if p.registered != nil && p.registered.IsOutdated() {
 		return fmt.Errorf("labels or member addresses of WorkloadGroup %s changed", p.AutoRegisterGroup)
@@ -144,7 +144,7 @@ func (p proxy) reconnectReason() error {
 	return nil
 }
 
-// ComputePushScope returns the resources of this proxy that a change may affect.
+// ComputePushScope implements xds.Proxy.
 func (p proxy) ComputePushScope(state xds.State, change xds.Change) xds.PushScope {
 	c, ok := change.(snapshot.Change)
 	if !ok {
@@ -164,7 +164,8 @@ func (p proxy) resume(typeURL string, names []string) {
 	}
 }
 
-// startReplacing makes Generate return placeholders for removed clusters if the proxy requests clusters on demand.
+// startReplacing makes Generate return clusters without endpoints in place of removed clusters, if the proxy requests
+// clusters on demand.
 func (p proxy) startReplacing(typeURL string, names []string) bool {
 	return p.onDemand != nil && typeURL == xds.ClusterType && p.onDemand.startReplacing(names)
 }
@@ -172,13 +173,13 @@ func (p proxy) startReplacing(typeURL string, names []string) bool {
 // resolveOnDemand resolves the names of virtual hosts for which HTTP requests of the workload wait.
 func (p proxy) resolveOnDemand(state xds.State, names []string) (targets map[string]string, before xds.PushScope) {
 	s, ok := state.(*snapshot.Snapshot)
-	if p.onDemand == nil || !ok { // the proxy is not configured for on-demand requests
+	if p.onDemand == nil || !ok { // the proxy does not request resources on demand
 		return nil, nil
 	}
 	return p.onDemand.resolve(s, names)
 }
 
-// Generate returns the resources of one type. Only clusters, listeners and the agent's types support wildcards.
+// Generate implements xds.Proxy. Only clusters, listeners and the agent's types support wildcards.
 func (p proxy) Generate(state xds.State, typeURL string, wildcard bool, names []string) ([]*xds.Resource, error) {
 	s, ok := state.(*snapshot.Snapshot)
 	if !ok {

@@ -18,8 +18,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// pushLoop builds snapshots from changed stores and pushes them to the proxies. After a change it waits for a pause in
-// the changes, builds the next snapshot from the last one, and pushes it.
+// pushLoop pushes changes of the stores to the proxies. It merges the changes of a short time into one batch, builds
+// the next snapshot from the last one and the batch, and pushes it.
 type pushLoop struct {
 	store       config.Store
 	mesh        func() *meshconfig.MeshConfig
@@ -48,16 +48,16 @@ type pushLoop struct {
 	// revocations: the revocation lists have changed.
 	revocations bool
 	first       time.Time
-	building    bool // build is processing changes that were already removed from keys
+	building    bool // build is processing changes that were already removed from changed
 	latest      *snapshot.Snapshot
 
 	// Only the goroutine of the method run uses the fields below.
 	keySets                       *snapshot.KeySets
 	lastRoots                     string
-	configuredMesh, completedMesh *meshconfig.MeshConfig // of the last build: configuredMesh as in the file, completedMesh with the trust domain and roots of the authority
+	configuredMesh, completedMesh *meshconfig.MeshConfig // of the last build, before and after meshConfig completed it
 }
 
-// note records that resources changed. It must not block, because stores call it.
+// note records that the resources keys changed. It does not block, because stores call it.
 func (f *pushLoop) note(keys []config.Key) {
 	f.mu.Lock()
 	for _, k := range keys {
@@ -93,8 +93,8 @@ func (f *pushLoop) wakeUp() {
 	}
 }
 
-// run builds and pushes the first snapshot immediately, and then one snapshot for each batch of changes, until the
-// context ends.
+// run builds and pushes the first snapshot immediately, and then one snapshot for each batch of changes, until ctx
+// ends.
 func (f *pushLoop) run(ctx context.Context) {
 	f.noteAll()
 	f.build()
@@ -105,8 +105,8 @@ func (f *pushLoop) run(ctx context.Context) {
 			return
 		case <-f.wake:
 		}
-		// The first change after a quiet time is pushed immediately. Later changes are merged, because further changes
-		// are likely.
+		// The first change after a quiet time is pushed immediately. Changes that soon follow another one are merged,
+		// because further changes are likely.
 		if time.Since(last) < f.debounce.quietTime() && !f.waitForPause(ctx) {
 			return
 		}
@@ -115,10 +115,11 @@ func (f *pushLoop) run(ctx context.Context) {
 	}
 }
 
-// waitForPause waits for a pause in the changes, for at most Debounce.Max. It returns false if the context ended.
+// waitForPause waits until there was no change for Debounce.After, but at most Debounce.Max. It returns false if ctx
+// ended.
 func (f *pushLoop) waitForPause(ctx context.Context) bool {
-	longest := time.NewTimer(f.debounce.Max)
-	defer longest.Stop()
+	maxDelay := time.NewTimer(f.debounce.Max)
+	defer maxDelay.Stop()
 	quiet := time.NewTimer(f.debounce.After)
 	defer quiet.Stop()
 	for {
@@ -127,7 +128,7 @@ func (f *pushLoop) waitForPause(ctx context.Context) bool {
 			return false
 		case <-quiet.C:
 			return true
-		case <-longest.C:
+		case <-maxDelay.C:
 			return true
 		case <-f.wake:
 			quiet.Reset(f.debounce.After)
@@ -135,9 +136,9 @@ func (f *pushLoop) waitForPause(ctx context.Context) bool {
 	}
 }
 
-// takeChanges returns and clears the recorded changes. If keys is nil although there are changes, everything may have
-// changed. some is false if there are no changes.
-func (f *pushLoop) takeChanges() (keys []config.Key, revocations bool, since time.Time, some bool) {
+// takeChanges returns and clears the recorded changes. firstChange is the time of the first one. If keys is nil,
+// everything may have changed. some is false if there are no changes.
+func (f *pushLoop) takeChanges() (keys []config.Key, revocations bool, firstChange time.Time, some bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	some = f.full || f.revocations || len(f.changed) > 0
@@ -147,10 +148,10 @@ func (f *pushLoop) takeChanges() (keys []config.Key, revocations bool, since tim
 			keys = append(keys, k)
 		}
 	}
-	since, revocations = f.first, f.revocations
+	firstChange, revocations = f.first, f.revocations
 	f.changed, f.full, f.revocations, f.first = map[config.Key]struct{}{}, false, false, time.Time{}
 	f.building = some
-	return keys, revocations, since, some
+	return keys, revocations, firstChange, some
 }
 
 // pending reports whether there are changes that have not been pushed yet.
@@ -188,7 +189,8 @@ func (f *pushLoop) build() {
 	f.analysis.schedule()
 }
 
-// inputs returns the inputs of the next snapshot. For unchanged key sets, it returns the same pointers as before.
+// inputs returns the inputs of the next snapshot. If the key sets are unchanged, it returns the same pointer as before,
+// by which the snapshot detects this.
 func (f *pushLoop) inputs() snapshot.Inputs {
 	if sets := f.keys.Sets(); f.keySets == nil || !maps.Equal(f.keySets.ByAddress, sets) {
 		f.keySets = &snapshot.KeySets{ByAddress: sets}
@@ -208,8 +210,8 @@ func (f *pushLoop) noteKeys() {
 	f.note(changed)
 }
 
-// meshConfig returns the mesh configuration, completed with the authority's trust domain and roots. For an unchanged
-// configuration it returns the same pointer as before, so that the snapshot detects that.
+// meshConfig returns the mesh configuration, completed with the authority's trust domain and roots. If it is unchanged,
+// meshConfig returns the same pointer as before, by which the snapshot detects this.
 func (f *pushLoop) meshConfig() *meshconfig.MeshConfig {
 	configured, roots := f.mesh(), string(f.roots())
 	if f.completedMesh != nil && configured == f.configuredMesh && roots == f.lastRoots {

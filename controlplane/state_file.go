@@ -11,11 +11,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
-// minWriteInterval is the minimum time between two writes of a file.
+// minWriteInterval is the minimum time between two writes of a stateFile.
 const minWriteInterval = time.Second
 
-// stateFile persists state in a file of the state directory. A failed write, for example on a full disk, is logged
-// once and retried until it succeeds. The zero value has no path and writes nothing.
+// stateFile persists data in a file of the state directory. It logs a failed write, for example on a full disk, once,
+// and retries it until it succeeds. The zero value has no path and writes nothing.
 type stateFile struct {
 	path           string
 	failureMessage string // logged when a write fails; it describes the consequence
@@ -36,8 +36,8 @@ func (f *stateFile) schedule() {
 	}
 }
 
-// run writes the file after each change. If a change is pending when the context ends, run writes it before it returns.
-// If the content is empty, run removes the file.
+// run writes the file after each change, until ctx ends. content returns the data to write. If a change is pending when
+// ctx ends, run writes it before it returns. If the data is empty, run removes the file.
 func (f *stateFile) run(ctx context.Context, content func() ([]byte, error)) {
 	for {
 		select {

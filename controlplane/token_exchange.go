@@ -20,14 +20,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/sts"
 )
 
-// Paths of the keys that verify tokens. A Kubernetes API server has the same paths.
+// Paths at which verifiers find the keys of exchanged tokens. A Kubernetes API server has the same paths.
 const (
 	discoveryPath = "/.well-known/openid-configuration"
 	keysPath      = "/openid/v1/jwks"
 )
 
-// maxExchange limits the body of a token request, in bytes. The subject token in it has at most 8 KiB. It is what proves the
-// caller's identity, so that the body is read for any client.
+// maxExchange limits the body of a token request, in bytes. The body contains the token that proves the client's
+// identity (at most 8 KiB), so the server must read it before it has authenticated the client.
 const maxExchange = 16 << 10
 
 // tokenExchange exchanges a workload's token for a token that third parties accept (RFC 8693). It publishes the keys
@@ -58,7 +58,8 @@ func (s *Server) newExchange(at netip.AddrPort) (*tokenExchange, error) {
 	return &tokenExchange{authority: s.authority, issuer: issuer, log: s.log, results: results, keys: keys}, nil
 }
 
-// issuerURL returns the issuer of the tokens: configured if it is set, otherwise the address of the token port.
+// issuerURL returns the issuer of exchanged tokens: configured, or a URL of the token port's address at if configured
+// is "".
 func issuerURL(configured string, at netip.AddrPort) (string, error) {
 	if configured == "" {
 		if at.Addr().IsUnspecified() {
@@ -83,7 +84,8 @@ func (e *tokenExchange) handler() http.Handler {
 	return mux
 }
 
-// exchangeToken issues a JWT with the workload's identity for the requested audiences.
+// exchangeToken issues a JWT for the requested audiences, with the identity of the workload that the subject token
+// proves.
 func (e *tokenExchange) exchangeToken(_ context.Context, r sts.Request) (sts.Token, error) {
 	if r.Actor != "" {
 		return sts.Token{}, exchangeError(sts.CodeInvalidRequest, errors.New("actor_token is not supported"))

@@ -7,22 +7,22 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// ForwardedPort is a port of a service at one of its addresses, to which proxies do not forward: a UDP port, or a TCP
-// port of connections that are not redirected. The program that creates the workloads' network, for example the local
-// mesh, forwards the packets to the endpoints instead.
+// ForwardedPort is a service port for which proxies do not forward: a UDP port, or a TCP port for connections that are
+// not redirected. The program that creates the workloads' network, for example the local mesh, forwards packets for
+// Address to Endpoints instead.
 type ForwardedPort struct {
 	TCP       bool
 	Address   netip.AddrPort
 	Endpoints []netip.AddrPort // sorted; empty if the service has no endpoints
 }
 
-// Datagrams returns the UDP ports of the services with addresses that are visible in a namespace, in a stable order.
-// known is false before the first snapshot.
+// Datagrams returns the UDP ports, in a stable order, of all services that have an address and are visible in
+// namespace. known is false before the first snapshot.
 func (s *Server) Datagrams(namespace string) (ports []ForwardedPort, known bool) {
 	return s.forwardedPorts(namespace, false)
 }
 
-// Streams returns the TCP ports of the services with addresses that are visible in a namespace, like Datagrams.
+// Streams is like Datagrams, but returns TCP ports.
 func (s *Server) Streams(namespace string) (ports []ForwardedPort, known bool) {
 	return s.forwardedPorts(namespace, true)
 }

@@ -15,19 +15,20 @@ import (
 )
 
 const (
-	// usageHistoryFile is the name of a file in the state directory. Like lastGoodFile, it has no extension.
+	// usageHistoryFile, in the state directory, stores the usage history. Like lastGoodFile, it has no extension.
 	usageHistoryFile = "learned"
-	// maxUsageAge is how long an entry remains after its last request.
+	// maxUsageAge is how long an entry remains after the workload's last request for it.
 	maxUsageAge = 14 * 24 * time.Hour
-	// maxWorkloadUsage limits the number of entries of one workload. maxTotalUsage limits those of all workloads.
+	// maxWorkloadUsage limits the number of entries of one workload. maxTotalUsage limits the number of entries of all
+	// workloads.
 	maxWorkloadUsage = 1000
 	maxTotalUsage    = 200_000
 )
 
-// usageHistory stores which clusters and virtual hosts each workload requested, and when it last did. The control plane
-// sends these resources immediately to new instances of the workload. It stores only the requests of authenticated
-// proxies, because other proxies could change another workload's history. For proxies without an identity, the
-// *usageHistory is nil.
+// usageHistory stores which clusters and virtual hosts each workload requested, and the time of the last request. The
+// control plane sends these resources immediately to new instances of the workload. It stores only the requests of
+// authenticated proxies, because other proxies could change another workload's history. Its methods accept a nil
+// *usageHistory, which proxies without an identity have.
 type usageHistory struct {
 	now  func() time.Time
 	file stateFile
@@ -37,7 +38,8 @@ type usageHistory struct {
 	size      int // number of entries of all workloads
 }
 
-// openUsageHistory reads the stored history. If the file is unreadable, it logs this and starts with an empty history.
+// openUsageHistory reads the history from the file path. If the file cannot be read, it logs a warning and returns an
+// empty history.
 func openUsageHistory(path string, now func() time.Time, log *slog.Logger) *usageHistory {
 	l := &usageHistory{
 		now:       now,
@@ -61,7 +63,7 @@ func openUsageHistory(path string, now func() time.Time, log *slog.Logger) *usag
 	return l
 }
 
-// recentNames returns the names that the workload requested within maxUsageAge. It deletes older entries.
+// recentNames returns the names that workload requested within maxUsageAge. It deletes older entries.
 func (l *usageHistory) recentNames(workload string) []string {
 	if l == nil {
 		return nil
@@ -106,8 +108,8 @@ func (l *usageHistory) record(workload, name string) {
 	l.file.schedule()
 }
 
-// removeOldest deletes all entries of the workload whose last request is oldest, because that workload may no longer
-// exist.
+// removeOldest deletes all entries of the workload that has sent no request for the longest time, because it may no
+// longer exist.
 func (l *usageHistory) removeOldest() {
 	oldest, when := "", time.Time{}
 	for workload, names := range l.workloads {
@@ -125,7 +127,7 @@ func (l *usageHistory) removeOldest() {
 	delete(l.workloads, oldest)
 }
 
-// run writes the history to the file after changes, until the context ends.
+// run writes the history to the file after changes, until ctx ends.
 func (l *usageHistory) run(ctx context.Context) { l.file.run(ctx, l.encode) }
 
 func (l *usageHistory) encode() ([]byte, error) {

@@ -10,8 +10,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 )
 
-// withheldSecretLog logs which Secrets the control plane does not send to a gateway, because the gateway's service
-// account may not read them. It logs each change once.
+// withheldSecretLog logs which Secrets the control plane does not send to one gateway, because the gateway's service
+// account may not read them. It logs only changes of this list.
 type withheldSecretLog struct {
 	logger *slog.Logger
 
