@@ -16,18 +16,19 @@ const (
 	maxExchanges = 16 // concurrent exchanges
 	// exchangeTime limits an exchange, including its retries.
 	exchangeTime = 10 * time.Second
-	// refreshAhead is how long before its expiry a token is renewed. The old token is returned meanwhile. In the last
-	// urgent seconds before the expiry, clients wait for the new token, because some treat a token with less than a
-	// minute as expired.
+	// refreshAhead is how long before its expiry a token is renewed. The old token is returned in the meantime. During
+	// the last period urgent before the expiry, clients wait for the new token, because some treat a token with less
+	// than a minute as expired.
 	refreshAhead = 300 * time.Second
 	urgent       = 60 * time.Second
-	// failurePause is the delay before the next exchange after a failure; until then the failure is returned. While
-	// there is a valid token, the delay doubles with each failure, up to maxPause.
+	// failurePause is the delay before the next exchange after a failure. Requests during the delay receive the
+	// failure. While there is a valid token, the delay doubles with each failure, up to maxPause, and requests receive
+	// the token.
 	failurePause = time.Second
 	maxPause     = 30 * time.Second
 )
 
-// key is a hash of a request. The tokens cannot be recovered from it.
+// key is a hash of a request, from which the tokens cannot be recovered.
 type key [sha256.Size]byte
 
 func (r Request) key() key {
@@ -53,8 +54,8 @@ func (r Request) key() key {
 	return key(h.Sum(nil))
 }
 
-// cache stores tokens until they expire, and runs at most one exchange per request at a time (single flight). It has no
-// background goroutine: it renews a token only when a client requests it.
+// cache stores tokens until they expire. For equal requests, it runs at most one exchange at a time (single flight). It
+// renews a token only when a client requests it, so it has no permanent goroutine.
 type cache struct {
 	now      func() time.Time
 	exchange func(context.Context, Request) (Token, error)
@@ -94,8 +95,8 @@ func newCache(life context.Context, now func() time.Time, exchange func(context.
 	}
 }
 
-// get returns the token for the request. The exchange continues if the caller stops waiting, because other callers may
-// wait for the result.
+// get returns the token for request: the cached one, or the result of an exchange. If ctx ends, get returns, but the
+// exchange continues, because other callers may wait for its result.
 func (c *cache) get(ctx context.Context, request Request) (Token, error) {
 	c.mu.Lock()
 	now := c.now()
@@ -153,13 +154,13 @@ func (e *entry) remaining(now time.Time) time.Duration {
 	return max(remaining(e.token.Expires, now), 0)
 }
 
-// remaining returns the remaining time according to the wall clock or the monotonic clock, whichever is less. The wall
+// remaining returns the time from now to expires, by the wall clock or the monotonic clock, whichever is less. The wall
 // clock may be set back, and the monotonic clock stops while the machine is suspended.
 func remaining(expires, now time.Time) time.Duration {
 	return min(expires.Sub(now), expires.Round(0).Sub(now.Round(0)))
 }
 
-// shorten limits a span to a fraction (1/part) of the token's lifetime. Otherwise a token with a lifetime of about the
+// shorten limits span to the fraction 1/part of the token's lifetime. Otherwise a token whose lifetime is shorter than
 // span would be renewed at every request.
 func (e *entry) shorten(span time.Duration, part int) time.Duration {
 	return min(span, e.token.Expires.Sub(e.issued)/time.Duration(part))
@@ -167,7 +168,8 @@ func (e *entry) shorten(span time.Duration, part int) time.Duration {
 
 var errBusy = errors.New("too many different token exchanges are in progress; retry later")
 
-// entry returns the entry of a key, and creates it if it is missing.
+// entry returns the entry of k, and creates it if it is missing. It returns errBusy if the cache is full and all
+// entries have a running exchange.
 func (c *cache) entry(k key, now time.Time) (*entry, error) {
 	if e := c.entries[k]; e != nil {
 		return e, nil
@@ -218,7 +220,7 @@ func (c *cache) drop(k key, e *entry) {
 
 func (t Token) size() int { return len(t.Access) + len(t.Refresh) + len(t.Scope) }
 
-// start starts an exchange in the background. The caller holds the lock.
+// start starts an exchange for e in the background. The caller must have locked c.mu.
 func (c *cache) start(e *entry, request Request) {
 	f := &inflight{done: make(chan struct{})}
 	e.inflight = f
@@ -235,7 +237,8 @@ func (c *cache) start(e *entry, request Request) {
 	})
 }
 
-// exchangeLimited waits until fewer than maxExchanges exchanges are running, and then runs the exchange.
+// exchangeLimited waits until fewer than maxExchanges exchanges are running, and then calls exchange. It returns
+// errBusy if ctx ends first.
 func (c *cache) exchangeLimited(ctx context.Context, request Request) (Token, error) {
 	select {
 	case c.slots <- struct{}{}:
@@ -246,7 +249,7 @@ func (c *cache) exchangeLimited(ctx context.Context, request Request) (Token, er
 	}
 }
 
-// finish records the result of an exchange.
+// finish records the result f of an exchange for e that began at begun.
 func (c *cache) finish(e *entry, f *inflight, begun time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -269,8 +272,8 @@ func (c *cache) finish(e *entry, f *inflight, begun time.Time) {
 	}
 }
 
-// pause returns the delay before the next exchange after a failure. It increases with each failure while there is a
-// valid token.
+// pause returns the delay before the next exchange after a failure. It doubles with each failure while there is a valid
+// token.
 func (e *entry) pause(now time.Time) time.Duration {
 	if e.remaining(now) == 0 {
 		return failurePause

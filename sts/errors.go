@@ -34,7 +34,7 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Code + ": " + e.Description }
 
-// refuse returns an error with status 400 for an invalid request.
+// refuse returns an error response with status 400 and the error code code.
 func refuse(code, format string, args ...any) *Error {
 	return &Error{Status: http.StatusBadRequest, Code: code, Description: fmt.Sprintf(format, args...)}
 }
@@ -47,8 +47,9 @@ func (e *Error) withStatus(status int) *Error {
 	return e
 }
 
-// unable returns the error for a valid request whose exchange failed. In RFC 8693, invalid_target is the code for a
-// server that cannot issue a token. As with Istio's agent, the status is 500, so that clients retry.
+// unable returns the error response for a valid request whose exchange failed. The code is invalid_target, which RFC
+// 8693 specifies for a server that cannot issue a token. The status is 500, as with Istio's agent, so that clients
+// retry.
 func unable(err error) *Error {
 	return &Error{Status: http.StatusInternalServerError, Code: CodeInvalidTarget, Description: err.Error()}
 }
@@ -70,9 +71,9 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	_ = json.NewEncoder(w).Encode(v) // the client may have disconnected
 }
 
-// run matches a sequence of characters that tokens and addresses consist of. ordinary matches host names and words.
-// marked matches the first characters of a JWT or a Google access token. They are compiled on first use, because they
-// are large and most agents do not need them.
+// Patterns that find credentials in a text. run matches a sequence of characters that tokens and addresses consist of.
+// ordinary matches a host name or word, which is no credential. marked matches the beginning of a JWT or a Google
+// access token. They are compiled on first use, because most agents do not need them.
 var (
 	run = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`[A-Za-z0-9_.~+=/-]{12,}`)
@@ -83,7 +84,7 @@ var (
 	marked = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^(eyJ|ya29\.)`) })
 )
 
-// withoutCredentials replaces each part of the text that may be a token or secret.
+// withoutCredentials replaces each part of text that may be a token or secret by a placeholder.
 func withoutCredentials(text string) string {
 	return run().ReplaceAllStringFunc(text, func(found string) string {
 		for part := range strings.SplitSeq(found, "/") {
@@ -95,8 +96,9 @@ func withoutCredentials(text string) string {
 	})
 }
 
-// presentable returns a copy of a text that is valid in an error_description of RFC 6749: without control characters,
-// quotes, backslashes and non-ASCII letters. It is safe to log: without credentials, and of limited length.
+// presentable returns text in a form that is safe to log and valid in an error_description of RFC 6749. It replaces
+// credentials, control characters, double quotes, backslashes and non-ASCII letters, and truncates the text to
+// maxDescription bytes.
 func presentable(text string) string {
 	text = withoutCredentials(text)
 	text = strings.Map(func(r rune) rune {

@@ -62,8 +62,8 @@ const MetadataHost = "169.254.169.254"
 // MetadataURL returns the URL of the metadata server at host, which may contain a port.
 func MetadataURL(host string) string { return "http://" + host + "/computeMetadata/v1" }
 
-// A token of the metadata server is valid for one hour. It is renewed in its last 25 minutes (metadataAhead), with at
-// least metadataPause between attempts.
+// A token of the metadata server is valid for one hour. It is renewed in its last 25 minutes (metadataAhead). Between
+// failed attempts there is a pause of at least metadataPause while the old token is valid.
 const (
 	metadataAhead = 25 * time.Minute
 	metadataPause = 10 * time.Second
@@ -71,9 +71,9 @@ const (
 
 // MetadataConfig configures a MetadataFetcher.
 type MetadataConfig struct {
-	// Audience is the audience to request for the token.
+	// Audience is the audience for which the token is requested.
 	Audience string
-	// URL replaces the URL of MetadataHost.
+	// URL is the URL of the metadata server; empty selects MetadataURL(MetadataHost).
 	URL string
 	// Now returns the time; nil: time.Now.
 	Now func() time.Time
@@ -111,7 +111,8 @@ func NewMetadataFetcher(config MetadataConfig) (*MetadataFetcher, error) {
 	return &MetadataFetcher{config: config, url: address, upstream: newUpstream(dial.TLS{}), turn: make(chan struct{}, 1)}, nil
 }
 
-// Fetch returns the cached token, or fetches one.
+// Fetch returns the cached token, or fetches a new one if the cached token expires soon. If that fails, it returns the
+// cached token while it is valid.
 func (f *MetadataFetcher) Fetch(ctx context.Context) (Secret, error) {
 	select {
 	case f.turn <- struct{}{}:

@@ -42,7 +42,7 @@ type GoogleConfig struct {
 }
 
 // Google exchanges the workload's token at Google Cloud. It first requests a federated token. If a service account is
-// configured, it exchanges the federated token for an access token of this account.
+// configured, it then exchanges the federated token for an access token of the account.
 type Google struct {
 	config        GoogleConfig
 	tokenURL      *url.URL
@@ -94,8 +94,8 @@ func (g *Google) Exchange(ctx context.Context, request Request) (Token, error) {
 	return g.impersonate(ctx, federated.Access, scope)
 }
 
-// check returns an error for requests that Google's exchange does not support. A token for another purpose than the
-// requested one would be a security risk.
+// check returns an error if r has parameters that Google's exchange does not support. To ignore them would be a
+// security risk: the client would receive a token for another purpose than it requested.
 func (g *Google) check(r Request) error {
 	switch {
 	case r.RequestedType != "" && r.RequestedType != AccessTokenType:
@@ -149,7 +149,8 @@ func (g *Google) impersonate(ctx context.Context, federated Secret, scope string
 	return token, nil
 }
 
-// parseAccessToken parses the response of Google's generateAccessToken. It returns an error for an error response.
+// parseAccessToken parses r, the response of Google's method generateAccessToken. It returns an error if r is an error
+// response.
 func parseAccessToken(r reply) (Token, error) {
 	var answer struct {
 		AccessToken string    `json:"accessToken"`

@@ -17,8 +17,8 @@ const (
 	statusPath = "/stsStatus"
 )
 
-// handler returns the routes. It rejects requests that web pages of other sites caused. The mux responds 405 to
-// unsupported methods.
+// handler returns the handler of all paths. It rejects requests from other machines, and requests that web pages of
+// other sites caused.
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("POST "+TokenPath, Handler(s.Token, s.config.Now, s.answered))
@@ -26,7 +26,8 @@ func (s *Server) handler() http.Handler {
 	return onlyLoopback(httpguard.Handler(mux))
 }
 
-// onlyLoopback rejects clients on other machines, whose connections redirection rules may have sent to the port.
+// onlyLoopback rejects requests from other machines. The server listens on loopback, but redirection rules may send
+// connections of other machines to its port.
 func onlyLoopback(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		peer, err := netip.ParseAddrPort(r.RemoteAddr)
@@ -49,11 +50,11 @@ type answer struct {
 }
 
 // Handler returns a handler of token requests. It parses requests as strictly as RFC 8693 and RFC 6749 require, and
-// calls grant for the token. If grant returns an *Error, the client receives it. Any other error is reported as a
-// failure of the server. After each request the handler calls answered with the error, or with nil. now returns the
-// time from which the response's expires_in is computed.
+// calls grant for the token. If grant returns an *Error, the client receives it. For any other error, the client
+// receives status 500. After each request, the handler calls answered with the error response, or with nil after a
+// success. now returns the current time, from which the handler computes expires_in.
 //
-// The caller must restrict the clients.
+// Handler does not restrict the clients: the caller must do this.
 func Handler(grant func(context.Context, Request) (Token, error), now func() time.Time, answered func(*Error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		request, err := readRequest(w, r)
@@ -72,7 +73,7 @@ func Handler(grant func(context.Context, Request) (Token, error), now func() tim
 	})
 }
 
-// answered counts a response, and logs an error.
+// answered counts a response, and logs refusal unless it is nil.
 func (s *Server) answered(refusal *Error) {
 	if refusal == nil {
 		s.metrics.answered("granted")

@@ -45,7 +45,8 @@ func newUpstream(to dial.TLS) *upstream {
 	}}
 }
 
-// dialTLS returns a function that opens TLS connections. It reads the root certificates again for each connection.
+// dialTLS returns a function that opens a TLS connection. The function reads the root certificates again for each
+// connection.
 func dialTLS(to dial.TLS) func(ctx context.Context, network, address string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		host, _, err := net.SplitHostPort(address)
@@ -73,8 +74,8 @@ type reply struct {
 	body   []byte
 }
 
-// send sends the request that build returns. It retries after server errors (5xx) and failed connections, with at most
-// five attempts.
+// send sends the request that build returns. It retries after server errors (5xx) and failed connections, up to
+// maxAttempts attempts in total.
 func (u *upstream) send(ctx context.Context, build func(context.Context) (*http.Request, error)) (reply, error) {
 	backoff := backoff.Backoff{Min: 10 * time.Millisecond, Max: time.Second}
 	for attempt := 1; ; attempt++ {
@@ -117,7 +118,7 @@ func (u *upstream) sendOnce(request *http.Request) (reply, error) {
 	return reply{status: response.StatusCode, body: body}, nil
 }
 
-// wait waits for d and returns true. If the context ends first, it returns false.
+// wait waits for d and returns true. If ctx ends first, it returns false.
 func wait(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -129,7 +130,7 @@ func wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// withoutQuery returns a URL without its query and user.
+// withoutQuery returns u without its query and user, which may contain secrets.
 func withoutQuery(u *url.URL) string { return u.Scheme + "://" + u.Host + u.Path }
 
 // checkURL parses the URL of an exchange server. It returns an error if the URL is invalid, or if a token sent to it

@@ -21,13 +21,13 @@ const (
 	jsonType = "application/json"
 )
 
-// parameters are the parameters of a request, by name, as they were received.
+// parameters are the received parameters of a request, by name.
 type parameters map[string][]string
 
 // repeatable are the parameters that may occur more than once.
 var repeatable = []string{"audience", "resource"}
 
-// readRequest parses and checks a request, except for the contents of its tokens.
+// readRequest parses and checks a token request. It does not check the content of the tokens.
 func readRequest(w http.ResponseWriter, r *http.Request) (Request, error) {
 	if r.URL.RawQuery != "" {
 		return Request{}, invalid("send the parameters in the body: URLs are often logged")
@@ -102,9 +102,9 @@ func parseObject(body []byte) (parameters, error) {
 	return p, nil
 }
 
-// eachMember visits an object's members. Unlike encoding/json, it distinguishes upper and lower case in names and
-// rejects repeated names: another parser of the same object could otherwise use a different value than the one checked
-// here.
+// eachMember calls visit for each member of a JSON object. Unlike encoding/json, it distinguishes upper and lower case
+// in names, and rejects repeated names. Otherwise another parser of the same object could use a different value than
+// the one that was checked here.
 func eachMember(object []byte, visit func(name string, value json.RawMessage) error) error {
 	decoder := json.NewDecoder(bytes.NewReader(object))
 	if start, err := decoder.Token(); err != nil || start != json.Delim('{') {
@@ -138,8 +138,8 @@ func eachMember(object []byte, visit func(name string, value json.RawMessage) er
 	return nil
 }
 
-// check enforces RFC 6749 section 3.2: a parameter must not be repeated. It removes empty parameters, which are the
-// same as missing ones.
+// check returns an error if a parameter is not UTF-8, or is repeated and not in repeatable (RFC 6749 section 3.2). It
+// removes empty parameters, which are equivalent to missing ones.
 func (p parameters) check() error {
 	for name, values := range p {
 		if len(values) > 1 && !slices.Contains(repeatable, name) {

@@ -84,7 +84,7 @@ func (e *Endpoint) secret(ctx context.Context) (Secret, error) {
 	return secret, nil
 }
 
-// form returns the request's parameters as the form of RFC 8693 section 2.1.
+// form returns the request's parameters as a form (RFC 8693 section 2.1).
 func (r Request) form() url.Values {
 	form := url.Values{
 		"grant_type":         {GrantType},
@@ -118,15 +118,15 @@ func newForm(ctx context.Context, address string, form url.Values) (*http.Reques
 	return post, nil
 }
 
-// token parses the response of the token endpoint. from names the endpoint in errors. sentAt is the time of the
-// request, at which the token's lifetime begins.
-func (r reply) token(from string, sentAt time.Time) (Token, error) {
+// token returns the token in r, the response of a token endpoint. endpoint is the endpoint's name, for errors. sentAt
+// is the time of the request, at which the token's lifetime begins.
+func (r reply) token(endpoint string, sentAt time.Time) (Token, error) {
 	if r.status != http.StatusOK {
-		return Token{}, r.refusal(from)
+		return Token{}, r.refusal(endpoint)
 	}
 	token, err := parseToken(r.body, sentAt)
 	if err != nil {
-		return Token{}, fmt.Errorf("%s sent an invalid response: %w", from, err)
+		return Token{}, fmt.Errorf("%s sent an invalid response: %w", endpoint, err)
 	}
 	return token, nil
 }
@@ -167,7 +167,8 @@ func parseToken(body []byte, sentAt time.Time) (t Token, err error) {
 	return t, nil
 }
 
-// readLife parses expires_in and returns the time of expiry. Some servers send the number of seconds as a string.
+// readLife parses expires_in and returns the time of expiry, or zero for null. It accepts a string, because some
+// servers send the number of seconds as a string.
 func readLife(value json.RawMessage, sentAt time.Time) (time.Time, error) {
 	var number json.Number
 	if err := json.Unmarshal(value, &number); err != nil {
@@ -183,7 +184,7 @@ func readLife(value json.RawMessage, sentAt time.Time) (time.Time, error) {
 	return sentAt.Add(time.Duration(min(seconds, maxLifetime.Seconds())) * time.Second), nil
 }
 
-// isCredential reports whether a secret consists of visible ASCII characters, as a header requires.
+// isCredential reports whether s is not empty and consists of visible ASCII characters, as a header requires.
 func isCredential(s Secret) bool {
 	return s != "" && !strings.ContainsFunc(string(s), func(r rune) bool { return r <= ' ' || r > '~' })
 }
@@ -208,8 +209,8 @@ func (r reply) refusal(from string) error {
 	return fmt.Errorf("%s responded with status %d, %s: %s", from, r.status, presentable(e.Error), presentable(e.Description))
 }
 
-// otherError returns the error for a response that is not an OAuth error. Google's APIs have another format, for
-// example for errors about an API that is not enabled for the project or an exceeded quota.
+// otherError returns the error for an error response that is not in OAuth's format. Google's APIs use a format of their
+// own, for example if an API is not enabled for the project or a quota is exceeded.
 func (r reply) otherError(from string) error {
 	message := r.googleError()
 	if message == "" {

@@ -28,15 +28,15 @@ const (
 
 // Config configures a Server.
 type Config struct {
-	// Address is a loopback address: "127.0.0.1:15463".
+	// Address is the address on which the server listens. It must be a loopback address with a port: "127.0.0.1:15463".
 	Address string
 	// Exchanger issues the tokens. If it is an io.Closer, the server closes it when it stops.
 	Exchanger Exchanger
 	// Check determines which subject tokens may be sent to the exchange server.
 	Check Check
-	// Own returns the workload's token; nil: none. Token uses it as the subject token of requests without one. If Check
-	// has no issuers, every subject token must have the issuer and subject of the workload's token: the workload may
-	// exchange only its own tokens.
+	// Own fetches the workload's own token; nil if the workload has none. Server.Token uses it as the subject token of
+	// requests without one. If Check has no issuers, the workload may exchange only its own tokens: every subject token
+	// must have the issuer and subject of the workload's token.
 	Own Fetcher
 
 	Logger *slog.Logger
@@ -57,7 +57,7 @@ type Server struct {
 
 	mu      sync.Mutex
 	open    int
-	trouble error // error of the last exchange; nil after a success
+	trouble error // error of the last exchange with the server; nil after a success
 	since   time.Time
 }
 
@@ -90,8 +90,8 @@ func New(config Config) (*Server, error) {
 	return s, nil
 }
 
-// checkLoopback returns an error unless the address is a loopback address, because only applications on this machine
-// may request tokens. The only accepted host name is localhost.
+// checkLoopback returns an error unless address is a loopback address with a port, because only applications on this
+// machine may request tokens. The only accepted host name is localhost.
 func checkLoopback(address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -122,7 +122,7 @@ func (s *Server) listen() error {
 	return nil
 }
 
-// noteConnection counts the open connections, and closes a new one above maxConnections.
+// noteConnection counts the open connections. It closes a new connection that exceeds maxConnections.
 func (s *Server) noteConnection(conn net.Conn, state http.ConnState) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -140,8 +140,7 @@ func (s *Server) noteConnection(conn net.Conn, state http.ConnState) {
 // Addr returns the listening address.
 func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 
-// Run serves requests until the context is cancelled, and then waits up to two seconds for running requests. Call it
-// once.
+// Run serves requests until ctx ends, and then waits up to stopGrace for running requests. Call it once.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.stopExchanges()
 	served := make(chan error, 1)
@@ -160,13 +159,13 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// Close closes the port of a server that was not run.
+// Close closes the port of a server whose Run was not called.
 func (s *Server) Close() error {
 	defer s.stopExchanges()
 	return s.listener.Close()
 }
 
-// stopExchanges cancels running exchanges and waits for them.
+// stopExchanges cancels running exchanges and waits for them, and closes the Exchanger.
 func (s *Server) stopExchanges() {
 	s.stop()
 	s.cache.inflight.Wait()
@@ -175,8 +174,8 @@ func (s *Server) stopExchanges() {
 	}
 }
 
-// Token exchanges a token for a caller in this process, with the same checks as for clients. If the request has no
-// subject token, it uses the workload's token.
+// Token returns the token for request, with the same checks for clients and for callers in this process. If request has
+// no subject token, Token uses the workload's own token.
 func (s *Server) Token(ctx context.Context, request Request) (Token, error) {
 	if request.Subject == "" && s.config.Own != nil {
 		own, err := s.config.Own.Fetch(ctx)
@@ -196,8 +195,8 @@ func (s *Server) Token(ctx context.Context, request Request) (Token, error) {
 	return s.cache.get(ctx, request)
 }
 
-// checkTokens checks the tokens of a request. If the subject token is the workload's current token, it returns its
-// owner.
+// checkTokens checks the subject and actor tokens of r. If the subject token is the workload's current token, owner
+// identifies the workload (see Request.owner).
 func (s *Server) checkTokens(ctx context.Context, r Request) (owner string, err error) {
 	now := s.config.Now()
 	subject, err := s.config.Check.verify(r.Subject, now)
@@ -222,8 +221,9 @@ func (s *Server) checkActor(r Request, now time.Time) error {
 	return nil
 }
 
-// checkOwner returns an error unless a token has the issuer and subject of the workload's token. It returns the owner
-// only if given is the workload's current token, because the claims of other tokens are not verified by a signature.
+// checkOwner returns an error unless got, the claims of the token given, have the issuer and subject of the workload's
+// token. It returns the owner only if given is the workload's current token: the claims of other tokens may be forged,
+// because signatures are not verified.
 func (s *Server) checkOwner(ctx context.Context, given Secret, got claims) (owner string, err error) {
 	token, err := s.config.Own.Fetch(ctx)
 	if err != nil {
@@ -243,7 +243,7 @@ func (s *Server) checkOwner(ctx context.Context, given Secret, got claims) (owne
 	return owner, nil
 }
 
-// exchange calls the exchanger and records the result.
+// exchange calls Config.Exchanger, and records the result in metrics, the log and the condition.
 func (s *Server) exchange(ctx context.Context, request Request) (Token, error) {
 	start := time.Now()
 	token, err := s.config.Exchanger.Exchange(ctx, request)
@@ -251,7 +251,7 @@ func (s *Server) exchange(ctx context.Context, request Request) (Token, error) {
 	var refusal *Error
 	if errors.As(err, &refusal) {
 		s.config.Logger.Warn("the exchange server rejected a token exchange", "by", s.config.Exchanger.Name(), "error", presentable(err.Error()))
-		return Token{}, err // the error shows that the server responds
+		return Token{}, err // not a failure of the server: the server responded
 	}
 	s.note(err)
 	return token, err
@@ -272,8 +272,8 @@ func (s *Server) note(err error) {
 	s.trouble = err
 }
 
-// Condition returns a healthy condition even if the exchange server is unavailable. Otherwise workloads that do not
-// need tokens would become unready. The reason then describes the failure.
+// Condition reports whether token exchanges succeed. It is OK even if they fail, because workloads that do not need
+// tokens would otherwise become unready. Reason then describes the failure.
 func (s *Server) Condition() health.Condition {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 const defaultLeeway = 30 * time.Second
 
 // Check determines which subject tokens may be sent to the exchange server. It rejects expired tokens, and tokens of
-// other issuers or audiences. It does not verify signatures: the exchange server does, and the agent itself grants
-// nothing.
+// other issuers or audiences. It does not verify signatures, because the exchange server verifies them before it issues
+// a token.
 type Check struct {
 	// Issuers are the accepted issuers; empty accepts any.
 	Issuers []string
@@ -24,7 +24,7 @@ type Check struct {
 	Leeway time.Duration
 }
 
-// claims are the checked claims of a token.
+// claims are the claims of a token that Check reads.
 type claims struct {
 	issuer    string
 	subject   string
@@ -33,7 +33,7 @@ type claims struct {
 	notBefore time.Time
 }
 
-// verify parses a token and checks its claims. The error does not contain the token.
+// verify parses token and checks its claims at the time now. The error does not contain the token.
 func (c Check) verify(token Secret, now time.Time) (claims, error) {
 	got, err := parseClaims(string(token))
 	if err != nil {
@@ -64,7 +64,7 @@ func (c Check) allow(got claims, now time.Time) error {
 
 var errNotJWT = errors.New("is not a signed JWT")
 
-// parseClaims returns the claims of a signed JWT in compact form. It does not verify the signature.
+// parseClaims returns the claims of token, a signed JWT in compact form. It does not verify the signature.
 func parseClaims(token string) (claims, error) {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 || parts[2] == "" {

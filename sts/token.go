@@ -14,10 +14,10 @@ const (
 	AccessTokenType = "urn:ietf:params:oauth:token-type:access_token"
 )
 
-// removed is printed instead of a secret.
+// removed is the placeholder that is printed instead of a secret.
 const removed = "[removed]"
 
-// Secret is a token or a part of one. Formatting, logging and marshalling show a placeholder instead of its value.
+// Secret is a token or another secret. Formatting, logging and marshalling show a placeholder instead of its value.
 type Secret string
 
 // Format prints a placeholder for every formatting verb.
@@ -43,14 +43,14 @@ type Request struct {
 	Scope         string
 	RequestedType string
 
-	// owner identifies the workload if Subject is its current token; otherwise it is empty. Requests with the same
-	// owner share cached tokens, even after the subject token was renewed.
+	// owner identifies the workload if Subject is the workload's current token; otherwise it is empty. Requests with
+	// the same owner share cached tokens, even after the subject token was renewed.
 	owner string
 }
 
 // Token is the result of an exchange.
 type Token struct {
-	// Access is the issued token. IssuedType is its type URN, and Type how to use it: Bearer.
+	// Access is the issued token. IssuedType is the URN of its type. Type describes how to use it, usually "Bearer".
 	Access     Secret
 	IssuedType string
 	Type       string
@@ -62,15 +62,16 @@ type Token struct {
 	Expires time.Time
 }
 
-// Exchanger issues a token for a request that was checked before. It must be safe for concurrent use and return soon
-// after the context ends. If the client caused the error, it returns an *Error. Other errors may be temporary failures.
+// Exchanger issues tokens for requests that the server has checked. It must be safe for concurrent use.
 type Exchanger interface {
 	// Name returns the exchanger's name for logs and errors.
 	Name() string
+	// Exchange issues a token. It must return soon after ctx ends. If the client caused an error, it returns an *Error.
+	// Other errors may be temporary failures.
 	Exchange(ctx context.Context, request Request) (Token, error)
 }
 
-// Fetcher returns the workload's own token. It must be safe for concurrent use.
+// Fetcher returns a secret, for example the workload's own token. It must be safe for concurrent use.
 type Fetcher interface {
 	Fetch(ctx context.Context) (Secret, error)
 }

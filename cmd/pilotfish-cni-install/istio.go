@@ -13,14 +13,14 @@ import (
 // istioName is the name of Istio's node agent. Its chart starts the program by this name.
 const istioName = "install-cni"
 
-// istioSetting is a flag of Istio's node agent for a function that this agent does not have. Its variable is named like
-// those of the agent's own flags.
+// istioSetting is a flag of Istio's node agent for a function that this agent does not have. Like the agent's own
+// flags, it has an environment variable (see variable).
 type istioSetting struct {
 	flag string
-	// boolean flags may have no value.
+	// boolean is true if the flag may be set without a value.
 	boolean bool
-	// accepted lists the values without a consequence; nil accepts all values. Other values cause a warning with the
-	// reason, or an error if refused is set.
+	// accepted lists the values that are silently ignored; nil ignores all values. Other values cause a warning with
+	// the reason, or an error if refused is set.
 	accepted []string
 	reason   string
 	refused  bool
@@ -48,8 +48,7 @@ var istioSettings = []istioSetting{
 	{flag: "vklog"}, {flag: "ctrlz_port"}, {flag: "ctrlz_address"},
 }
 
-// registerIstio adds the flags of Istio's node agent that this agent does not have otherwise. They are hidden, except for
-// those of the log.
+// registerIstio adds the flags that only Istio's node agent has. They are hidden, except the log flags.
 func (s *settings) registerIstio(f *pflag.FlagSet) {
 	f.StringVar(&s.logOutputLevel, "log_output_level", "", "log level in Istio's form, as default:info,cni-agent:debug; overrides --log-level")
 	f.BoolVar(&s.logAsJSON, "log_as_json", false, "log in JSON, with the fields of Istio's programs")
@@ -62,8 +61,8 @@ func (s *settings) registerIstio(f *pflag.FlagSet) {
 	}
 }
 
-// checkIstioSettings returns an error for a function of Istio's node agent that this agent must refuse. It records a warning
-// for each other setting without effect.
+// checkIstioSettings returns an error if a flag requests a function of Istio's node agent that this agent must refuse.
+// It records a warning for each other flag without effect.
 func (s *settings) checkIstioSettings(f *pflag.FlagSet) error {
 	for _, i := range istioSettings {
 		value := f.Lookup(i.flag).Value.String()
@@ -108,8 +107,8 @@ func isDir(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// istioLevel returns the level in --log_output_level for this agent: that of its own scope, or else of all scopes. It
-// returns "" if there is none.
+// istioLevel returns the log level for this agent in text, the value of --log_output_level: the level of the agent's
+// own scope, or else of all scopes. It returns "" if text contains neither.
 func istioLevel(text string) string {
 	levels := map[string]string{}
 	for entry := range strings.SplitSeq(text, ",") {

@@ -38,7 +38,8 @@ func main() {
 	}
 }
 
-// command returns the command line of the program with this name. lookup reads the environment.
+// command returns the root command. name is the name with which the program was started, which may be Istio's. lookup
+// reads the environment.
 func command(name string, lookup func(string) (string, bool)) *cobra.Command {
 	s := &settings{lookup: lookup, asIstio: name == istioName}
 	root := &cobra.Command{
@@ -91,7 +92,7 @@ tombstone) remains until they are removed. Without it, their removal would fail.
 	return root
 }
 
-// run runs the node agent until the context ends.
+// run runs the node agent until ctx ends.
 func run(ctx context.Context, s *settings, logger *slog.Logger) error {
 	a, err := newNodeAgent(ctx, s, logger)
 	if err != nil {

@@ -128,10 +128,11 @@ func (s *settings) registerRepair(f *pflag.FlagSet) {
 	f.DurationVar(&s.checkEvery, "check-interval", time.Minute, "interval between checks of the redirection of all running pods")
 }
 
-// variable returns the name of a flag's environment variable.
+// variable returns the name of the environment variable of the flag called flag.
 func variable(flag string) string { return strings.ToUpper(strings.ReplaceAll(flag, "-", "_")) }
 
-// resolve reads the variables of flags that are not set, and validates all settings. It returns all errors together.
+// resolve reads the environment variables of flags that are not set, and validates all settings. It returns all errors
+// joined.
 func (s *settings) resolve(f *pflag.FlagSet) error {
 	var errs []error
 	f.VisitAll(func(flag *pflag.Flag) {
@@ -256,7 +257,7 @@ func (s *settings) logger(out io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: s.level}))
 }
 
-// capture returns the redirection settings of the plugin, with which the agent checks pods.
+// capture returns the redirection settings of the plugin. The agent uses them to check pods.
 func (s *settings) capture() capture.Settings {
 	return capture.Settings{
 		ExcludeNamespaces: s.excludeNamespaces, AgentNamespace: s.podNamespace,

@@ -12,14 +12,15 @@ import (
 const (
 	// readyInterval is the interval between checks of the agent's readiness.
 	readyInterval = 500 * time.Millisecond
-	// taintInterval is the interval between later checks of the node, which may be registered again with the taint.
+	// taintInterval is the interval between checks of the node after the taint was removed: the node may be registered
+	// again with the taint.
 	taintInterval = time.Minute
 	// taintTimeout is the timeout of one check, including the removal of the taint.
 	taintTimeout = 10 * time.Second
 )
 
-// untainter removes a taint from this node once the agent is ready. On a new node, the taint prevents that pods are
-// scheduled before the agent can redirect their traffic.
+// untainter removes the taint from this node once the agent is ready. On a new node, the taint prevents Kubernetes from
+// scheduling pods before the agent can redirect their traffic.
 type untainter struct {
 	node, taint string
 	api         interface {

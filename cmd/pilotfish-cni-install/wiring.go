@@ -23,9 +23,10 @@ import (
 )
 
 const (
-	// takeOverTimeout is how long the previous agent may take to release the socket.
+	// takeOverTimeout is how long the agent waits until the previous agent releases the plugin's socket.
 	takeOverTimeout = time.Minute
-	// ownerTimeout is the timeout of the last DaemonSet lookup, which must fit into the pod's termination grace period.
+	// ownerTimeout is the timeout of the DaemonSet lookup when the agent exits. It must be shorter than the pod's
+	// termination grace period.
 	ownerTimeout = 5 * time.Second
 )
 
@@ -33,7 +34,7 @@ const (
 type nodeAgent struct {
 	settings   *settings
 	api        *kube.Client
-	token      *kube.LastingToken // in the plugin's kubeconfig
+	token      *kube.LastingToken // the token in the plugin's kubeconfig
 	installer  *install.Installer
 	components []component // without the installer
 	ownerFound atomic.Bool // waitForOwner has found the DaemonSet
@@ -93,7 +94,8 @@ func newNodeAgent(ctx context.Context, s *settings, logger *slog.Logger) (*nodeA
 	return a, nil
 }
 
-// combinedHealth returns the condition of the installer if it is not ready, and otherwise that of the pod cache.
+// combinedHealth returns installed, the condition of the installer, if it is not OK, and otherwise pods, the condition
+// of the pod cache.
 func combinedHealth(installed, pods health.Condition) health.Condition {
 	if !installed.OK {
 		return installed
@@ -157,8 +159,8 @@ func newRepairer(s *settings, api *kube.Client, cache *node.Cache, m *node.Metri
 	return repair.New(c)
 }
 
-// run runs all components until the context ends or one of them fails. It stops the installer first. The other
-// components continue to serve the plugin until finish has uninstalled it or left it installed.
+// run runs all components until ctx ends or one of them fails. It stops the installer first. The other components
+// continue to serve the plugin until finish returns.
 func (a *nodeAgent) run(ctx context.Context) error {
 	defer a.api.Close()
 	defer a.token.Close()
@@ -184,8 +186,8 @@ func (a *nodeAgent) run(ctx context.Context) error {
 	return err
 }
 
-// waitForOwner polls until it finds the agent's DaemonSet once. finish needs this to distinguish a deleted DaemonSet from
-// a wrong --daemonset-name.
+// waitForOwner polls until it has found the agent's DaemonSet. finish needs this to distinguish a deleted DaemonSet
+// from a wrong --daemonset-name.
 func (a *nodeAgent) waitForOwner(ctx context.Context) {
 	s := a.settings
 	if s.podNamespace == "" || s.daemonSet == "" {

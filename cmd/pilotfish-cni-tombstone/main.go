@@ -1,5 +1,6 @@
-// Command pilotfish-cni-tombstone replaces the CNI plugin's binary after an uninstallation, as long as pod sandboxes still
-// refer to the plugin. It lets the container runtime remove these sandboxes, and deletes itself with the last of them.
+// Command pilotfish-cni-tombstone replaces the CNI plugin's binary after an uninstallation, as long as pod sandboxes
+// still refer to the plugin. It lets the container runtime remove these sandboxes, and deletes itself after the last of
+// them was removed.
 package main
 
 import (

@@ -164,8 +164,8 @@ func (o analyzeOptions) config(c *cobra.Command, args []string) (analysis.Config
 	return cfg, nil
 }
 
-// topologyDocuments returns the documents and workloads of a topology. Endpoints may use the topology's own networks and
-// socket paths, and those in more.
+// topologyDocuments returns the configuration to analyze the documents and workloads of t. Endpoints may use the
+// networks and socket paths of t, and those in more.
 func topologyDocuments(t *topology.Topology, more registry.EndpointPolicy) analysis.Config {
 	endpoints := mesh.EndpointPolicy(t, "", "", more.AllowUnix)
 	endpoints.AllowNetworks = more.AllowNetworks

@@ -57,7 +57,8 @@ func (o upOptions) runDetached(c *cobra.Command) error {
 	return fmt.Errorf("%s\nthe mesh continues to run: see `pilotfish status --name %s`, and stop it with `pilotfish down --name %s`", report, t.Name, t.Name)
 }
 
-// startDetached starts the background process, in a new session, and returns it with the read end of its output pipe.
+// startDetached starts the background process in a new session. It returns the process and the read end of its output
+// pipe.
 func startDetached() (*exec.Cmd, io.Reader, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -99,8 +100,8 @@ func copyProgress(out io.Writer, progress io.Reader) string {
 	}
 }
 
-// detachedError returns the error for a background process that exited before the mesh was ready. err is the result of
-// waiting for the process. The process's output has already been printed.
+// detachedError returns the error if the background process exited before the mesh was ready. err is the result of
+// waiting for the process, whose output has already been printed.
 func detachedError(err error) error {
 	var exit *exec.ExitError
 	switch {
@@ -122,8 +123,8 @@ type output struct {
 	size     int64
 }
 
-// detach configures output for the background process: it also writes to the mesh's log file, once the mesh's directory
-// exists.
+// detach makes the output also write to the log file in the directory of m, once that directory exists. The background
+// process calls it.
 func (o *output) detach(m *mesh.Mesh) { o.logPath = filepath.Join(m.RuntimePath(), logFile) }
 
 // Write never returns an error, so that the mesh continues to run if the terminal is closed.

@@ -14,7 +14,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/version"
 )
 
-// newCollateralCommand returns the command that writes the man pages. Its name and flags are those of Istio's programs.
+// newCollateralCommand returns the command that writes the man pages. Istio's programs have the same command and flags.
 func newCollateralCommand() *cobra.Command {
 	var dir string
 	var man bool

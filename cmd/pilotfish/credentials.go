@@ -29,8 +29,8 @@ func (c *credentials) flags(cmd *cobra.Command) {
 
 func (c *credentials) isSet() bool { return c.tokenFile != "" || c.cert != "" }
 
-// base returns the URL of the control plane at address. If the address has no scheme, the scheme is https with
-// credentials, and http without. It returns an error for credentials over http.
+// base returns the URL of the control plane at address. If address has no scheme, the scheme is https if credentials or
+// root certificates are set, and http otherwise. base returns an error if credentials would be sent over http.
 func (c *credentials) base(address string) (string, error) {
 	base := strings.TrimSuffix(address, "/")
 	if !strings.Contains(base, "://") {
@@ -55,7 +55,8 @@ func isLoopbackHost(host string) bool {
 	return err == nil && ip.IsLoopback() || host == "localhost"
 }
 
-// client returns an HTTP client that sends the credentials only to the host of base.
+// client returns an HTTP client for base that sends the credentials. It follows no redirects, which could send the
+// credentials to another host.
 func (c *credentials) client(base string) (*http.Client, error) {
 	u, err := url.Parse(base)
 	if err != nil {
@@ -72,7 +73,7 @@ func (c *credentials) client(base string) (*http.Client, error) {
 	return &http.Client{Timeout: time.Minute, Transport: &tokenSender{c.tokenFile, transport}, CheckRedirect: refuseRedirects}, nil
 }
 
-// tokenSender is an HTTP transport that adds the token in a file to each request.
+// tokenSender is an HTTP transport that adds the token in file to each request.
 type tokenSender struct {
 	file string
 	next http.RoundTripper

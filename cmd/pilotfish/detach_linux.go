@@ -11,7 +11,7 @@ import (
 // background process.
 func detachedAttributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
 
-// silence redirects stdout and stderr to /dev/null. It thereby closes the pipe to the foreground process, which then reads
+// silence redirects stdout and stderr to /dev/null. This closes the pipe to the foreground process, which then reads
 // EOF.
 func silence() {
 	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)

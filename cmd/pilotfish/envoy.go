@@ -83,7 +83,7 @@ Exit codes:
 	return c
 }
 
-// envoyCache returns the cache directory for Envoys; empty if the user has none.
+// envoyCache returns the directory in which Envoy binaries are installed, or "" if the user has no cache directory.
 func envoyCache() string {
 	cache, err := os.UserCacheDir()
 	if err != nil {

@@ -19,7 +19,7 @@ const (
 	exitUsage    = usage.ExitCode // wrong flags, invalid topology file, or no running mesh
 )
 
-// usageError reports an invalid command line, which the user must correct. The exit code is exitUsage.
+// usageError is an error that the user must correct in the command line. Its exit code is exitUsage.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }

@@ -47,8 +47,8 @@ func (q *query) checkOutput() error {
 	return nil
 }
 
-// connect returns a client of the control plane. It also returns a client of the mesh if the mesh runs on this machine, and
-// otherwise nil.
+// connect returns a client of the control plane. If the control plane belongs to a mesh on this machine, connect also
+// returns a client of the mesh, and otherwise nil.
 func (q *query) connect() (*inspect.Client, *mesh.Client, error) {
 	if err := q.checkOutput(); err != nil {
 		return nil, nil, err
@@ -80,7 +80,7 @@ func (q *query) connect() (*inspect.Client, *mesh.Client, error) {
 	return &inspect.Client{HTTP: client, Base: base}, nil, nil
 }
 
-// acceptsConnections reports whether a process listens at an address of this machine.
+// acceptsConnections reports whether a process accepts TCP connections at address.
 func acceptsConnections(address string) bool {
 	conn, err := net.DialTimeout("tcp", address, time.Second)
 	if err != nil {
@@ -90,7 +90,7 @@ func acceptsConnections(address string) bool {
 	return true
 }
 
-// find connects to the control plane, and returns the status of the connected proxy with this name.
+// find connects to the control plane like connect, and returns the status of the connected proxy called name.
 func (q *query) find(ctx context.Context, name string) (*inspect.Client, *mesh.Client, xds.ClientStatus, error) {
 	client, running, err := q.connect()
 	if err != nil {
@@ -268,8 +268,8 @@ Exit codes:
 	return c
 }
 
-// diff compares files with the documents of the control plane. If from is not empty, it compares them with the documents
-// in from instead, without a control plane.
+// diff returns the changes that files would cause, compared with the documents of the control plane. If from is not
+// empty, it compares files with the documents in the directory or file from, without a control plane.
 func (q *query) diff(ctx context.Context, files []controlplane.DiffFile, from string, proxies []string) (controlplane.DiffAnswer, error) {
 	if from == "" {
 		client, _, err := q.connect()

@@ -59,7 +59,7 @@ func (w *whichMesh) completeInstances(c *cobra.Command, args []string, _ string)
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// instances returns the instances of the selected mesh, or nil if it does not run.
+// instances returns the instances of the selected mesh, or nil if the mesh is not running or does not respond.
 func (w *whichMesh) instances(ctx context.Context) []mesh.InstanceStatus {
 	client, err := w.connect()
 	if err != nil {
@@ -247,7 +247,7 @@ func printStatus(out io.Writer, s mesh.Status, format string) error {
 	return printAs(out, s, format)
 }
 
-// printAs writes a value as JSON, or as YAML with the field names of its JSON form.
+// printAs writes v as JSON or, if format is "yaml", as YAML with the same field names.
 func printAs(out io.Writer, v any, format string) error {
 	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {

@@ -156,7 +156,8 @@ func (o *proxyConfigOptions) runFromEnvoy(c *cobra.Command, part string, admin *
 	return o.write(out, part, all)
 }
 
-// write writes the resources of a part whose names contain the filter's text.
+// write writes those resources in all that belong to part and whose names contain the text of --filter. It modifies
+// all.
 func (o *proxyConfigOptions) write(out io.Writer, part string, all map[string][]inspect.Resource) error {
 	types := inspect.Parts[part]
 	for typeURL, list := range all {

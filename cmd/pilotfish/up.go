@@ -237,7 +237,7 @@ func untilSignal(ctx context.Context, m *mesh.Mesh) (context.Context, func()) {
 	return ctx, func() { signal.Stop(signals); cancel() }
 }
 
-// welcome returns the message with the mesh's published addresses and useful commands.
+// welcome returns the message that is printed when the mesh is ready: published addresses and useful commands.
 func welcome(t *topology.Topology, p *console.Printer, took time.Duration) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\nThe mesh is up after %s.", console.Duration(took))

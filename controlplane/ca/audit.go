@@ -21,9 +21,9 @@ func unmarshalKeys(text string, keys *jose.JSONWebKeySet) error {
 	return nil
 }
 
-// AuditFile returns a log that is appended to a file. The file contains one line of JSON for each certificate that was
-// issued to an authenticated client or refused to one, without secrets. For refusals of other clients, it contains at
-// most one line per minute. The caller must call the returned function to close the file.
+// AuditFile returns an audit log that is appended to the file path. For each certificate that was issued or refused to
+// an authenticated client, the file contains one line of JSON without secrets. For refusals of other clients, it
+// contains at most one line per minute. The caller must call the returned function to close the file.
 func AuditFile(path string) (*slog.Logger, func() error, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -40,7 +40,7 @@ func (a *Authority) logIssued(address, proof string, caller Identity, cert *x509
 		"notBefore", cert.NotBefore.UTC(), "notAfter", cert.NotAfter.UTC(), "issuer", cert.Issuer.String())
 }
 
-// logRefused records a refused request of an authenticated client.
+// logRefused records in the audit log that a request of the authenticated client caller was refused.
 func (a *Authority) logRefused(address, caller, reason string) {
 	a.opts.Audit.Warn("refused", "identity", caller, "address", address, "reason", reason)
 }

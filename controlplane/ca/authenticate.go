@@ -25,7 +25,7 @@ func (a *Authority) Authenticate(ctx context.Context) (Identity, error) {
 	return id, err
 }
 
-// authenticate is like Authenticate, and also returns a description of the credential that identified the client.
+// authenticate is like Authenticate. proof describes the credential that identified the client, for the audit log.
 func (a *Authority) authenticate(ctx context.Context) (id Identity, proof string, err error) {
 	id, certErr := a.byCertificate(ctx)
 	if certErr == nil {

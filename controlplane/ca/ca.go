@@ -1,6 +1,6 @@
-// Package ca is the mesh's certificate authority. It stores a root in the state directory. It issues workload
-// certificates through Istio's CreateCertificate API, the control plane's own server certificate, and tokens that prove
-// the service account of a workload.
+// Package ca is the mesh's certificate authority. Its root certificate and keys are in the state directory. It issues
+// workload certificates through Istio's CreateCertificate API, the control plane's own server certificate, and tokens
+// that prove the service account of a workload.
 //
 // Identities are SPIFFE IDs of Istio's form, spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT.
 package ca
@@ -24,17 +24,17 @@ const (
 	DefaultTTL    = 24 * time.Hour
 	DefaultMaxTTL = 24 * time.Hour
 
-	// DefaultOverlap is twice the default lifetime of a certificate. During that time, every agent renews its
+	// DefaultOverlap is twice the default lifetime of a certificate. Within this time, every agent renews its
 	// certificate and receives the new root in the response.
 	DefaultOverlap = 2 * DefaultTTL
 	// DefaultRotateBefore leaves enough time for users to replace the root certificate files of agents.
 	DefaultRotateBefore = 180 * 24 * time.Hour
 
 	rootTTL = 10 * 365 * 24 * time.Hour
-	// expiryWarning is the time before the root's expiry from which the authority logs warnings.
+	// expiryWarning: the authority logs warnings when the root expires within this time.
 	expiryWarning = 90 * 24 * time.Hour
-	// backdate is how long before its time of issue a certificate becomes valid. It is for machines whose clocks are
-	// behind that of the control plane.
+	// backdate is how long before its time of issue a certificate becomes valid, for machines whose clocks are behind
+	// the control plane's clock.
 	backdate = 2 * time.Minute
 )
 
@@ -43,7 +43,7 @@ const DefaultTrustDomain = "cluster.local"
 
 // Options configures an authority. The zero value of a field selects its default.
 type Options struct {
-	// TrustDomain is the trust domain of every identity. Default: that of the root in the directory, or
+	// TrustDomain is the trust domain of every identity. Default: the trust domain of the existing root, or
 	// DefaultTrustDomain for a new root.
 	TrustDomain string
 	// MustExist makes Load fail if the directory contains no authority. Commands set it if they only use an existing
@@ -108,7 +108,7 @@ type Authority struct {
 	dir         string
 	trustDomain string
 
-	// signs is the current signing state.
+	// signs contains the current issuers and trusted roots.
 	signs atomic.Pointer[signing]
 	state state
 
@@ -157,8 +157,8 @@ func Load(dir string, opts Options) (*Authority, error) {
 	return a, nil
 }
 
-// RootPEM returns the root certificates that all members of the mesh must trust: the one that signs certificates and,
-// during a rotation, also the next or the previous one.
+// RootPEM returns the root certificates that all members of the mesh must trust: the current root and, during a
+// rotation, also the next or the previous root.
 func (a *Authority) RootPEM() []byte { return append([]byte(nil), a.signing().rootsPEM...) }
 
 // RootNotAfter returns the expiry of the signing certificate, which limits the lifetime of all issued certificates.
@@ -171,8 +171,8 @@ func (a *Authority) TrustDomain() string { return a.trustDomain }
 
 func (a *Authority) now() time.Time { return a.opts.Clock() }
 
-// warnOfExpiry logs a warning once a day when the root will soon expire. It also does so in a process that runs for
-// months.
+// warnOfExpiry logs a warning, at most once a day, if the root expires within expiryWarning. It is called for each
+// signature, so a process that runs for months logs it too.
 func (a *Authority) warnOfExpiry() {
 	now := a.now()
 	left := a.RootNotAfter().Sub(now)

@@ -16,8 +16,8 @@ import (
 // refusalLogInterval is the minimum time between two log lines about unauthenticated clients.
 const refusalLogInterval = time.Minute
 
-// CreateCertificate signs the client's key for the client's own SPIFFE ID only. The response contains the certificate
-// chain, followed by the root.
+// CreateCertificate issues a certificate for the key in the request's CSR and for the client's own SPIFFE ID. It
+// refuses requests for other names. The response contains the certificate chain, followed by the root.
 func (a *Authority) CreateCertificate(
 	ctx context.Context, req *securityv1.IstioCertificateRequest,
 ) (*securityv1.IstioCertificateResponse, error) {
@@ -42,7 +42,7 @@ func (a *Authority) authenticateCaller(ctx context.Context) (caller Identity, pr
 	return caller, proof, err
 }
 
-// answerCall processes the request of an authenticated client and returns the response.
+// answerCall processes the request of the authenticated client caller and returns the response.
 func (a *Authority) answerCall(
 	ctx context.Context, caller Identity, proof string, req *securityv1.IstioCertificateRequest,
 ) (*securityv1.IstioCertificateResponse, error) {
@@ -87,7 +87,7 @@ func (a *Authority) signFor(
 	return &securityv1.IstioCertificateResponse{CertChain: append(chain, string(by.rootsPEM))}, nil
 }
 
-// seconds converts a number of seconds to a duration. On overflow it returns the maximum duration.
+// seconds converts n seconds to a duration. On overflow it returns the maximum duration, and 0 if n is negative.
 func seconds(n int64) time.Duration {
 	if n > int64(math.MaxInt64/time.Second) {
 		return math.MaxInt64

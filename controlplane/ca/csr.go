@@ -18,7 +18,8 @@ const (
 	maxRSA = 8192
 )
 
-// parseCSR parses a PEM CSR. It fails if the signature does not prove possession of the key, or if the key is too weak.
+// parseCSR parses a PEM CSR. It fails if the signature does not prove possession of the key, if Envoy would not accept
+// the key, or if the CSR requests unsupported extensions.
 func parseCSR(data string) (*x509.CertificateRequest, error) {
 	if len(data) > maxCSR {
 		return nil, fmt.Errorf("the CSR has %d bytes; at most %d are allowed", len(data), maxCSR)
@@ -61,8 +62,8 @@ func checkKey(key any) error {
 	return nil
 }
 
-// The extensions that a CSR may contain. The authority uses only the names in them, because it determines the usage of
-// a certificate itself.
+// The extensions that a CSR may contain. The authority reads only the names (SANs), and ignores the other extensions:
+// it determines the usage of a certificate itself.
 var (
 	extensionSANs             = asn1.ObjectIdentifier{2, 5, 29, 17}
 	extensionKeyUsage         = asn1.ObjectIdentifier{2, 5, 29, 15}
@@ -104,8 +105,8 @@ func checkSignature(csr *x509.CertificateRequest) error {
 	return csr.CheckSignature()
 }
 
-// foreignName returns the first name in a CSR that is not the client's own SPIFFE ID, or "" if there is none. A CSR
-// without names requests the client's own ID.
+// foreignName returns the first name in csr that is not the SPIFFE ID of caller, truncated, or "" if there is none. A
+// CSR without names requests the client's own ID.
 func foreignName(csr *x509.CertificateRequest, caller Identity) string {
 	own := caller.SPIFFEID()
 	for _, name := range namesOf(csr) {

@@ -124,13 +124,15 @@ func (l *DenyList) checkCertificate(cert *x509.Certificate) error {
 	return nil
 }
 
-// Deny sets the deny list for new calls. For calls that have already begun, the caller must use CheckCaller.
+// Deny sets the deny list, which applies to new calls. The caller must check calls that have already begun by
+// CheckCaller.
 func (a *Authority) Deny(list *DenyList) { a.denied.Store(list) }
 
 // Denied returns the current deny list, which may be nil.
 func (a *Authority) Denied() *DenyList { return a.denied.Load() }
 
-// CheckCaller returns a gRPC status error if the deny list contains the client. The client is already authenticated.
+// CheckCaller returns a gRPC status error if the deny list contains id, an authenticated client, or the client
+// certificate of the call with the context ctx.
 func (a *Authority) CheckCaller(ctx context.Context, id Identity) error {
 	list := a.denied.Load()
 	err := list.checkAccount(id)
@@ -143,7 +145,8 @@ func (a *Authority) CheckCaller(ctx context.Context, id Identity) error {
 	return nil
 }
 
-// clientCertificate returns the verified certificate of a call's connection, or nil.
+// clientCertificate returns the verified client certificate of the call with the context ctx, or nil if the client has
+// none.
 func clientCertificate(ctx context.Context) *x509.Certificate {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -160,12 +163,12 @@ func clientCertificate(ctx context.Context) *x509.Certificate {
 const maxRetained = 4
 
 // RevocationLists returns the denied serials as PEM revocation lists, one for each CA that may have signed the
-// certificates. It also returns empty lists, because a proxy that checks lists rejects the certificates of a CA for
-// which it has no list.
+// certificates. The lists may be empty, because a proxy that checks lists rejects the certificates of a CA for which it
+// has no list.
 //
-// previous is the last result, or nil. RevocationLists returns those of its lists unchanged that are still correct.
-// This includes lists of replaced CAs, which cannot be signed again because the keys no longer exist. Certificates of
-// these CAs are valid for up to a day.
+// previous is the last result, or nil. RevocationLists reuses the lists in previous that are still correct. This
+// includes lists of replaced CAs, which cannot be signed again because the keys no longer exist. Certificates of these
+// CAs are valid for up to a day.
 func (a *Authority) RevocationLists(previous []byte) ([]byte, error) {
 	signing, list, now := a.signing(), a.denied.Load(), a.now()
 	var serials []string
@@ -194,7 +197,7 @@ func (a *Authority) RevocationLists(previous []byte) ([]byte, error) {
 	return out, nil
 }
 
-// signers returns every CA whose key exists, and of which members of the mesh may have certificates.
+// signers returns every CA that has a key and may have signed certificates of members of the mesh.
 func (s *signing) signers() []*issuer {
 	var all []*issuer
 	for _, by := range []*issuer{s.issuer, s.server, s.next} {
@@ -220,7 +223,7 @@ func (i *issuer) signList(serials []string, now time.Time) (*x509.RevocationList
 	return x509.ParseRevocationList(der)
 }
 
-// parseLists parses PEM revocation lists. It stops at the first malformed one. RevocationLists then signs the missing
+// parseLists parses PEM revocation lists. It stops at the first malformed list: RevocationLists then signs the missing
 // lists again.
 func parseLists(text []byte) (lists []*x509.RevocationList) {
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
@@ -233,7 +236,8 @@ func parseLists(text []byte) (lists []*x509.RevocationList) {
 	return lists
 }
 
-// cutListsOf separates the first list of a CA from the lists of other CAs.
+// cutListsOf returns the first revocation list that by signed, and the lists of other CAs. It drops further lists of
+// by.
 func cutListsOf(lists []*x509.RevocationList, by *issuer) (list *x509.RevocationList, others []*x509.RevocationList) {
 	for _, l := range lists {
 		switch {

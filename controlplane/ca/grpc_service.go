@@ -24,9 +24,8 @@ const (
 // RegisterTo adds the certificate service to a gRPC server. The server must use TLS, because it receives tokens, and
 // must limit the size of a request (grpc.MaxRecvMsgSize).
 //
-// RegisterTo registers CreateCertificate as a stream, which is the same on the wire as a unary call. gRPC reads the
-// request of a unary call before its handler runs. The handler of a stream can authenticate the client before it reads
-// the request.
+// RegisterTo registers CreateCertificate as a stream, so that the handler can authenticate the client before it reads
+// the request. gRPC would read the request of a unary call before the handler runs. On the wire, both are the same.
 func (a *Authority) RegisterTo(s grpc.ServiceRegistrar) {
 	s.RegisterService(&grpc.ServiceDesc{
 		ServiceName: securityv1.IstioCertificateService_ServiceDesc.ServiceName,
@@ -63,8 +62,8 @@ func (a *Authority) serveCall(stream grpc.ServerStream) error {
 	return stream.SendMsg(answer)
 }
 
-// receiveRequest reads the request of the call. It returns when ctx ends, even if the read is still blocked. gRPC ends
-// that read when the RPC handler returns.
+// receiveRequest reads the request of the call. It returns when ctx ends, even if the read is still blocked: gRPC ends
+// the read when the handler of the call returns.
 func receiveRequest(ctx context.Context, stream grpc.ServerStream) (*securityv1.IstioCertificateRequest, error) {
 	req := &securityv1.IstioCertificateRequest{}
 	received := make(chan error, 1)
@@ -94,7 +93,8 @@ func newCallLimit() *callLimit {
 	return &callLimit{all: semaphore.NewWeighted(maxPendingCalls), byCaller: map[Identity]*callerLimit{}}
 }
 
-// acquire waits for one of the client's own slots, and then for one of the slots that all clients share.
+// acquire waits for one of the slots of caller, and then for one of the slots that all clients share. release frees
+// both. It returns an error if ctx ends first.
 func (l *callLimit) acquire(ctx context.Context, caller Identity) (release func(), err error) {
 	l.mu.Lock()
 	own := l.byCaller[caller]

@@ -7,7 +7,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 )
 
-// maxName limits the length of the name of a namespace or service account, as Kubernetes does.
+// maxName limits the length of the names of namespaces and service accounts, as in Kubernetes.
 const maxName = 253
 
 // Identity is the identity of a workload.
@@ -15,8 +15,8 @@ type Identity struct {
 	TrustDomain, Namespace, ServiceAccount string
 }
 
-// SPIFFEID returns the identity as a SPIFFE ID of Istio's form. The result is valid if Validate accepts the identity.
-// All identities that this package returns are valid.
+// SPIFFEID returns the identity as a SPIFFE ID of Istio's form. The result is valid only if Validate accepts the
+// identity, as it does for all identities that this package returns.
 func (id Identity) SPIFFEID() string {
 	return "spiffe://" + id.TrustDomain + "/ns/" + id.Namespace + "/sa/" + id.ServiceAccount
 }
@@ -37,7 +37,7 @@ func (id Identity) Validate() error {
 }
 
 func validateTrustDomain(name string) error {
-	// FromString would also accept a whole SPIFFE ID.
+	// TrustDomainFromString would also accept a whole SPIFFE ID.
 	if strings.ContainsAny(name, ":/") {
 		return fmt.Errorf("the trust domain %q is not a plain name such as %s", name, DefaultTrustDomain)
 	}

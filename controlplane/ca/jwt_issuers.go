@@ -21,12 +21,13 @@ type TokenIssuer struct {
 	Keys func() (string, error)
 }
 
-// issuerAlgorithms lists the accepted algorithms: public-key signatures with a secure hash.
+// issuerAlgorithms lists the accepted signature algorithms of external issuers.
 var issuerAlgorithms = []jose.SignatureAlgorithm{
 	jose.RS256, jose.RS384, jose.RS512, jose.ES256, jose.ES384, jose.ES512, jose.PS256, jose.PS384, jose.PS512, jose.EdDSA,
 }
 
-// findIssuer returns the external issuer that the token names, or nil.
+// findIssuer returns the external issuer that token names. It returns nil if token names none or cannot be parsed. It
+// does not verify token.
 func (a *Authority) findIssuer(token string) *TokenIssuer {
 	if len(a.opts.Issuers) == 0 || len(token) > maxToken {
 		return nil
@@ -83,8 +84,8 @@ func (a *Authority) verifyExternal(issuer *TokenIssuer, token string) (Identity,
 	return a.subjectOf(claims)
 }
 
-// verifiedClaims verifies a token and returns its claims. It uses the key with the key ID in the token. If the token
-// contains no key ID, it tries each key.
+// verifiedClaims verifies the signature of token and returns its claims. It uses the keys in set that have the key ID
+// in token. If token contains no key ID, it tries each key.
 func verifiedClaims(token *jwt.JSONWebToken, set jose.JSONWebKeySet) (jwt.Claims, error) {
 	keys := set.Keys
 	if id := token.Headers[0].KeyID; id != "" {

@@ -16,14 +16,15 @@ const (
 	// ExchangedTokenTTL is the lifetime of a token that IssueJWTSVID issues.
 	ExchangedTokenTTL = time.Hour
 
-	// maxAudiences and maxAudience limit the number and length of the audiences that a client can request for a token.
+	// maxAudiences limits the number of audiences that a client can request for a token, and maxAudience the length of
+	// each in bytes.
 	maxAudiences = 16
 	maxAudience  = 2048
 )
 
 // IssueJWTSVID issues a token with which a workload proves its identity to other services. The token is a JWT-SVID with
-// the SPIFFE ID as its subject and these audiences, signed with ES256 by a key of TokenKeys. issuer is the URL at which
-// verifiers of the token find the keys.
+// the SPIFFE ID of id as its subject, signed with ES256 by the key in TokenKeys. issuer is the URL at which verifiers
+// of the token find the keys.
 //
 // This authority never accepts such a token: IssueJWTSVID refuses to issue tokens for the audience of the authority's
 // own tokens, and VerifyToken accepts only the trust domain as issuer.
@@ -65,7 +66,7 @@ func checkAudiences(audiences []string) error {
 	return nil
 }
 
-// TokenKeys returns the public keys that verify the tokens of IssueJWTSVID, as a JWK set (RFC 7517).
+// TokenKeys returns the public key that verifies the tokens of IssueJWTSVID, as a JWK set (RFC 7517).
 func (a *Authority) TokenKeys() (jose.JSONWebKeySet, error) {
 	id, err := keyID(a.tokenKey)
 	if err != nil {

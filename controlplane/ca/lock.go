@@ -14,8 +14,8 @@ const (
 	lockPollInterval = 10 * time.Millisecond
 )
 
-// lock serializes changes of the roots, even between processes, so that no step is executed twice. It locks the
-// directory with a file lock. The kernel releases the lock when the process ends.
+// lock serializes root rotations, even between processes, so that no step is executed twice. It takes a file lock on
+// the authority's directory, which the kernel releases when the process ends.
 func (s state) lock() (unlock func(), err error) {
 	dir, err := os.Open(s.path())
 	if err != nil {

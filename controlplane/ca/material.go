@@ -21,7 +21,7 @@ const (
 	pemPrivateKey  = "PRIVATE KEY"
 )
 
-// material contains the keys and the root certificate of an authority.
+// material contains the first root certificate, its key and the token key of an authority.
 type material struct {
 	trustDomain string
 	root        *x509.Certificate
@@ -29,8 +29,8 @@ type material struct {
 	tokenKey    *ecdsa.PrivateKey
 }
 
-// newMaterial creates a root and a key that signs tokens. The two keys differ, so that a signed token can never be used
-// as the signature of a certificate, or the reverse.
+// newMaterial creates a root certificate with its key, and a separate key that signs tokens. With one key for both, the
+// signature of a token could serve as the signature of a certificate, or the reverse.
 func newMaterial(trustDomain string, now time.Time) (*material, error) {
 	rootKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -47,8 +47,7 @@ func newMaterial(trustDomain string, now time.Time) (*material, error) {
 	return &material{trustDomain: trustDomain, root: root, rootKey: rootKey, tokenKey: tokenKey}, nil
 }
 
-// newRoot creates a self-signed root certificate with its trust domain as SPIFFE ID, as the X509-SVID standard
-// requires.
+// newRoot creates a self-signed root certificate. Its SPIFFE ID is trustDomain, as the X509-SVID standard requires.
 func newRoot(trustDomain string, key *ecdsa.PrivateKey, now time.Time) (*x509.Certificate, error) {
 	serial, err := newSerial()
 	if err != nil {
@@ -128,7 +127,8 @@ func encodeKey(key *ecdsa.PrivateKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: pemPrivateKey, Bytes: der}), nil
 }
 
-// onlyBlock returns the content of the only PEM block of data. It fails if data contains anything else.
+// onlyBlock returns the content of the only PEM block in data. It fails if the block has another type than blockType,
+// or if data contains anything else.
 func onlyBlock(data []byte, blockType string) ([]byte, error) {
 	block, rest := pem.Decode(data)
 	switch {
@@ -142,7 +142,8 @@ func onlyBlock(data []byte, blockType string) ([]byte, error) {
 	return block.Bytes, nil
 }
 
-// check returns an error if the root is not usable.
+// check returns an error if the root certificate cannot be used: it does not match its key or trustDomain, or is not
+// valid at the time now.
 func (m *material) check(trustDomain string, now time.Time) error {
 	if !m.rootKey.PublicKey.Equal(m.root.PublicKey) {
 		return fmt.Errorf("%s is not the key of %s: restore both from the same backup", rootKeyFile, rootCertFile)

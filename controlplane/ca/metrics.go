@@ -8,8 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics contains the CA's metrics. If Istio's CA has an equivalent metric, the names are the same, so that existing
-// dashboards and alerts work.
+// metrics contains the CA's metrics. A metric has the name of Istio's CA if that has an equivalent one, so that
+// existing dashboards and alerts work.
 type metrics struct {
 	requests, signed, unauthenticated, malformed, otherIdentity, failed prometheus.Counter
 }

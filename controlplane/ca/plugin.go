@@ -27,8 +27,8 @@ const (
 // replacePlugIn is the remedy if an external CA can no longer sign.
 const replacePlugIn = "add the root of a new CA to root-cert.pem in that directory, then replace the CA's certificate and key there"
 
-// readPlugIn reads an external CA. It fails if the CA's certificate does not chain to one of the roots, or is not valid
-// at the time in now.
+// readPlugIn reads an external CA from dir. It fails if the CA's certificate does not chain to one of the roots, or is
+// not valid at the time now.
 func readPlugIn(dir string, now time.Time) (*signing, error) {
 	data := map[string][]byte{}
 	for _, name := range []string{plugInCert, plugInKey, plugInRoots, plugInChain} {
@@ -115,7 +115,8 @@ func parseCertificates(data []byte) ([]*x509.Certificate, error) {
 	return out, nil
 }
 
-// parseAnyKey parses an RSA or ECDSA key in any of the formats that OpenSSL writes.
+// parseAnyKey parses an RSA or ECDSA key in PEM. It accepts each format that OpenSSL writes (SEC 1, PKCS #1, PKCS #8),
+// and ignores other PEM blocks before the key.
 func parseAnyKey(data []byte) (crypto.Signer, error) {
 	for {
 		var block *pem.Block

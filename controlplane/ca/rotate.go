@@ -19,9 +19,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
-// generations is the state of a root rotation. First the next root is announced, so that all members trust it before it
-// signs. Then the next root signs certificates, and the previous root remains trusted until its certificates have
-// expired. One file contains the whole state, so that each step is atomic.
+// generations is the state of a root rotation. Each root has a generation number. First the next root is announced, so
+// that all members trust it before it signs. Then it signs certificates, and the previous root remains trusted until
+// its certificates have expired. One file contains the whole state, so that each step is atomic.
 type generations struct {
 	Active    int `json:"active"`
 	Announced int `json:"announced,omitempty"`
@@ -36,8 +36,7 @@ type generations struct {
 
 const generationsFile = "roots.json"
 
-// generationDir returns the directory of the root of generation n. The directory of generation 0 is that of the
-// authority.
+// generationDir returns the directory with the root of generation n. For generation 0, it is the authority's directory.
 func (s state) generationDir(n int) string {
 	if n == 0 {
 		return s.path()
@@ -71,7 +70,7 @@ func (s state) writeGenerations(g generations) error {
 	return syncDir(s.path())
 }
 
-// readIssuer reads a root certificate and its key.
+// readIssuer reads the root certificate of generation n and its key.
 func (s state) readIssuer(n int) (*issuer, error) {
 	certPEM, err := readFile(filepath.Join(s.generationDir(n), rootCertFile), false, startAgain)
 	if err != nil {
@@ -95,7 +94,7 @@ func (s state) readIssuer(n int) (*issuer, error) {
 	return newIssuer(root, key), nil
 }
 
-// readSigning reads the issuers and trusted roots of the current generations.
+// readSigning reads the roots of the active, previous and announced generations.
 func (s state) readSigning() (*signing, error) {
 	g, err := s.readGenerations()
 	if err != nil {
@@ -124,8 +123,8 @@ func (s state) readSigning() (*signing, error) {
 	return signing, nil
 }
 
-// Reload reads the signing state again and reports whether it changed. If the files are invalid, Reload returns an
-// error, and the authority continues to use the previous state.
+// Reload reads the issuers and trusted roots again, and reports whether they changed. If the files are invalid, Reload
+// returns an error, and the authority continues to use the previous ones.
 func (a *Authority) Reload() (changed bool, err error) {
 	var next *signing
 	if a.opts.PlugIn != "" {
@@ -213,7 +212,7 @@ func (a *Authority) Rotate(force bool) (RotationStep, error) {
 	return r.Next, a.executeStep(r.Next)
 }
 
-// executeStep executes the next step, and then reloads the state. The caller must hold the lock.
+// executeStep executes the step next, and then calls Reload. The caller must have called state.lock.
 func (a *Authority) executeStep(next RotationStep) error {
 	if err := a.applyStep(next); err != nil {
 		return err
@@ -275,7 +274,7 @@ func (s state) makeRoot(n int, trustDomain string, now time.Time) error {
 	return syncDir(dir)
 }
 
-// removeRoot removes a root that is no longer trusted. It removes the root's key first.
+// removeRoot removes the files of the root of generation n, which is no longer trusted. It removes the key first.
 func (s state) removeRoot(n int) error {
 	dir := s.generationDir(n)
 	retired := []string{filepath.Join(dir, rootKeyFile), filepath.Join(dir, rootCertFile)}
@@ -290,8 +289,8 @@ func (s state) removeRoot(n int) error {
 	return nil
 }
 
-// removeRetired removes the directories of retired roots that remain because a process was killed. Generation numbers
-// are not reused, so several processes can call removeRetired at the same time.
+// removeRetired removes the files of retired roots that remain because a process was killed. Generation numbers are not
+// reused, so several processes can call removeRetired at the same time.
 func (s state) removeRetired() error {
 	g, err := s.readGenerations()
 	if err != nil {
@@ -309,8 +308,8 @@ func (s state) removeRetired() error {
 	return nil
 }
 
-// Run reloads changed files and executes rotation steps when they are due, until ctx ends. After a change of the
-// trusted roots it calls changed.
+// Run reloads changed files and executes rotation steps when they are due, until ctx ends. It polls with the given
+// interval, and calls changed after a change of the issuers or trusted roots.
 func (a *Authority) Run(ctx context.Context, interval time.Duration, changed func()) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
@@ -343,8 +342,9 @@ func (a *Authority) Run(ctx context.Context, interval time.Duration, changed fun
 	}
 }
 
-// rotateWhenDue executes the next step if it is due. Another control plane with the same directory may execute the step
-// before this one does, so the state is read again under the lock.
+// rotateWhenDue executes the next step if it is due, and returns true if the roots changed: by the step, or before
+// (reloaded). It reads the state again under the lock, because another control plane with the same directory may have
+// executed the step.
 func (a *Authority) rotateWhenDue(reloaded bool) (bool, error) {
 	if r, err := a.Rotation(); err != nil || a.now().Before(r.Due) {
 		return reloaded, err

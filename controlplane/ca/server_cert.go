@@ -18,18 +18,18 @@ import (
 // serverTTL is the lifetime of the control plane's own certificate. The certificate is renewed after half of that time.
 const serverTTL = 24 * time.Hour
 
-// serverNames returns the host names with which agents connect to a control plane: the usual names in Istio, and this
-// machine's name.
+// serverNames returns the host names and addresses by which agents usually connect to a control plane: Istio's names,
+// and loopback.
 func serverNames() []string {
 	return []string{
 		"istiod.istio-system.svc", "istiod.istio-system.svc.cluster.local", "pilotfish", "localhost", "127.0.0.1", "::1",
 	}
 }
 
-// ServerTLS returns the configuration of the control plane's TLS port. The certificate contains the usual names of a
-// control plane and those in names (DNS names and IP addresses). It is renewed automatically. Clients may have a
+// ServerTLS returns the TLS configuration of the control plane's ports. The server certificate contains the usual names
+// of a control plane and those in names (DNS names and IP addresses). It is renewed automatically. Clients may have a
 // certificate, which is verified. Connections on which a proxy forwards requests of workloads are refused. HTTP/2 is
-// enabled. Options.TLSPolicy restricts it.
+// enabled. Options.TLSPolicy restricts the configuration.
 func (a *Authority) ServerTLS(names ...string) *tls.Config {
 	own := &serverCertificate{authority: a, names: cleanNames(append(serverNames(), names...))}
 	// Create the first certificate now, so that the first client does not wait for it, and errors are logged at the
@@ -58,14 +58,15 @@ func (a *Authority) ServerTLS(names ...string) *tls.Config {
 
 var errWorkloadTLS = errors.New("the client offers the ALPN protocols of connections between workloads: a DestinationRule with ISTIO_MUTUAL leads a proxy to the control plane")
 
-// isWorkloadTLS reports whether a client offers the ALPN protocols of mutual TLS between workloads. On such a
-// connection, a proxy forwards requests of its clients. The control plane must not treat these as requests of the
+// isWorkloadTLS reports whether the client offers the ALPN protocols of mutual TLS between workloads. On such a
+// connection, a proxy forwards requests of its clients, which the control plane must not treat as requests of the
 // proxy. Agents offer h2 instead.
 func isWorkloadTLS(hello *tls.ClientHelloInfo) bool {
 	return slices.ContainsFunc(hello.SupportedProtos, func(name string) bool { return strings.HasPrefix(name, "istio") })
 }
 
-// cleanNames removes empty and duplicate names.
+// cleanNames removes spaces and the brackets of IPv6 addresses from names, sorts them, and removes empty and duplicate
+// ones. It modifies names.
 func cleanNames(names []string) []string {
 	for i, name := range names {
 		names[i] = strings.Trim(strings.TrimSpace(name), "[]")
@@ -74,7 +75,8 @@ func cleanNames(names []string) []string {
 	return slices.DeleteFunc(slices.Compact(names), func(name string) bool { return name == "" })
 }
 
-// ServerCertificate issues a certificate with exactly these names, for a server of the control plane.
+// ServerCertificate issues a certificate for a server of the control plane, with exactly the DNS names and IP addresses
+// in names.
 func (a *Authority) ServerCertificate(names ...string) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -131,7 +133,7 @@ func (s *serverCertificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) 
 	return s.current, nil
 }
 
-// renewalTime returns the middle of a certificate's lifetime.
+// renewalTime returns the middle of the lifetime of leaf.
 func renewalTime(leaf *x509.Certificate) time.Time {
 	return leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) / 2)
 }

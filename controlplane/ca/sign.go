@@ -15,8 +15,8 @@ func encodeCertificate(cert *x509.Certificate) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: pemCertificate, Bytes: cert.Raw})
 }
 
-// signWorkload issues a certificate whose only name is the SPIFFE ID. The key is the public key in the CSR, from which
-// it uses nothing else.
+// signWorkload issues a certificate whose only name is the SPIFFE ID of id. key is the public key in the CSR. The
+// certificate contains nothing else from the CSR.
 func (a *Authority) signWorkload(id Identity, key crypto.PublicKey, ttl time.Duration) (*x509.Certificate, error) {
 	if err := id.Validate(); err != nil {
 		return nil, err
@@ -31,21 +31,22 @@ func (a *Authority) signWorkload(id Identity, key crypto.PublicKey, ttl time.Dur
 	}, key, a.workloadTTL(ttl))
 }
 
-// workloadTTL returns the lifetime of a workload's certificate. This is the requested lifetime, limited to the
-// permitted range.
-func (a *Authority) workloadTTL(asked time.Duration) time.Duration {
-	if asked <= 0 {
+// workloadTTL returns the lifetime of a workload's certificate: requested, but at most Options.MaxTTL. If requested is
+// not positive, it returns Options.TTL.
+func (a *Authority) workloadTTL(requested time.Duration) time.Duration {
+	if requested <= 0 {
 		return a.opts.TTL
 	}
-	return min(asked, a.opts.MaxTTL)
+	return min(requested, a.opts.MaxTTL)
 }
 
-// sign completes a certificate template and signs it with the current issuer.
+// sign is like signWith, with the current issuer.
 func (a *Authority) sign(template *x509.Certificate, key crypto.PublicKey, ttl time.Duration) (*x509.Certificate, error) {
 	return a.signWith(a.signing().issuer, template, key, ttl)
 }
 
-// signWith signs a certificate with this issuer. The certificate expires no later than the issuer's certificate.
+// signWith completes template and issues a certificate for key, signed by the issuer by. The certificate expires no
+// later than the issuer's certificate.
 func (a *Authority) signWith(by *issuer, template *x509.Certificate, key crypto.PublicKey, ttl time.Duration) (*x509.Certificate, error) {
 	now := a.now()
 	if !now.Before(by.notAfter) {

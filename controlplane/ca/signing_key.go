@@ -10,13 +10,13 @@ import (
 type issuer struct {
 	cert *x509.Certificate
 	key  crypto.Signer
-	// intermediates are the certificates between this certificate and the root. The root is not one of them.
+	// intermediates are the certificates between an issued certificate and the root, without the root.
 	intermediates []*x509.Certificate
 	root          *x509.Certificate // nil if responses do not contain the root
 	notAfter      time.Time         // earliest expiry in the chain
 }
 
-// chain returns the certificates that follow the issued certificate in a response.
+// chain returns the certificates that follow the issued certificate in a response: the intermediates and the root.
 func (i *issuer) chain() []*x509.Certificate {
 	if i.root == nil {
 		return i.intermediates
@@ -26,16 +26,16 @@ func (i *issuer) chain() []*x509.Certificate {
 
 func (i *issuer) isSame(o *issuer) bool { return i != nil && o != nil && i.cert.Equal(o.cert) }
 
-// newIssuer returns an issuer for a root that signs directly.
+// newIssuer returns an issuer that signs with root itself, without intermediate certificates.
 func newIssuer(root *x509.Certificate, key crypto.Signer) *issuer {
 	return &issuer{cert: root, key: key, root: root, notAfter: root.NotAfter}
 }
 
-// signing contains the issuers and the trusted roots. It is immutable.
+// signing contains the current issuers and trusted roots. It is immutable.
 type signing struct {
 	issuer *issuer
 	// server is the issuer of the control plane's own certificate. During a rotation it is the previous root, because
-	// agents with an old root file trust only the previous root.
+	// agents with an old root file trust only that root.
 	server *issuer
 	// next is the announced root, or nil. Before it is activated, it signs only revocation lists.
 	next     *issuer

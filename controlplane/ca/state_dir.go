@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Files of an authority. They are in a separate directory inside the state directory. That directory is created
-// atomically, together with all its files.
+// Files of an authority. They are in authorityDir inside the state directory, which is created atomically together with
+// all its files.
 const (
 	authorityDir = "authority"
 	rootCertFile = "root-cert.pem"
@@ -28,7 +28,7 @@ const (
 const startAgain = "move that directory away and restart the control plane, which then creates a new root; " +
 	"then every workload needs the new root certificate and a new token"
 
-// state is the directory of an authority.
+// state gives access to an authority's files. dir is the state directory.
 type state struct {
 	dir string
 	log *slog.Logger
@@ -69,8 +69,8 @@ func (s state) ensure(opts Options) error {
 	return s.create(opts.TrustDomain, opts.Clock())
 }
 
-// create writes an authority to a temporary directory, and then renames the directory. If several processes do this at
-// the same time, the rename succeeds for only one of them. The others use its result.
+// create writes a new authority to a temporary directory, and then renames the directory. If several processes do this
+// at the same time, only one rename succeeds, and the other processes use its result.
 func (s state) create(trustDomain string, now time.Time) error {
 	if trustDomain == "" {
 		trustDomain = DefaultTrustDomain
@@ -191,8 +191,8 @@ func (s state) read() (*material, error) {
 	return m, nil
 }
 
-// warnOfWriters logs a warning if other users can write to the directory, because they can then replace the authority.
-// This is not an error, because volumes in Kubernetes have such a mode, although only one pod uses them.
+// warnOfWriters logs a warning if other users can write to the state directory, because they can then replace the
+// authority. This is not an error, because volumes in Kubernetes have such a mode, although only one pod uses them.
 func (s state) warnOfWriters() {
 	info, err := os.Stat(s.dir)
 	if err != nil || info.Mode().Perm()&0o022 == 0 || info.Mode()&fs.ModeSticky != 0 {
@@ -202,7 +202,7 @@ func (s state) warnOfWriters() {
 		"directory", s.dir, "mode", fmt.Sprintf("%04o", info.Mode().Perm()), "remedy", "chmod go-w "+s.dir)
 }
 
-// tighten removes the directory's permissions for other users. readFile checks the permissions of each file.
+// tighten removes other users' permissions for the authority's directory. readFile checks the permissions of each file.
 func (s state) tighten() error {
 	info, err := os.Stat(s.path())
 	if err != nil {
@@ -221,7 +221,8 @@ func (s state) tighten() error {
 	return nil
 }
 
-// readFile reads a file of an authority. remedy describes how to replace the authority.
+// readFile reads the file path of an authority. If secret is true, it fails if other users can access the file. remedy
+// describes how to replace the authority, for errors.
 func readFile(path string, secret bool, remedy string) ([]byte, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -242,8 +243,8 @@ func readFile(path string, secret bool, remedy string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxFile))
 }
 
-// checkSecret returns an error if other users can read or write a key. It does not change the mode, because the key may
-// already be compromised.
+// checkSecret returns an error if other users can read or write the key file f. It does not correct the mode, because
+// the key may already be compromised.
 func checkSecret(f *os.File, remedy string) error {
 	info, err := f.Stat()
 	if err != nil {

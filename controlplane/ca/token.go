@@ -17,12 +17,13 @@ import (
 const (
 	// TokenAudience is the audience of the tokens that Istio agents send to their CA.
 	TokenAudience = "istio-ca"
-	// MaxTokenTTL is the maximum lifetime of a token. Tokens cannot be revoked.
+	// MaxTokenTTL is the maximum lifetime of a token. It limits the damage of a stolen token, because tokens cannot be
+	// revoked.
 	MaxTokenTTL = 366 * 24 * time.Hour
 
 	subjectPrefix = "system:serviceaccount:"
 	maxToken      = 8 << 10
-	// tokenSkew is the accepted difference between this machine's clock and that of a token's issuer.
+	// tokenSkew is the accepted difference between the clocks of this machine and a token's issuer.
 	tokenSkew = backdate
 )
 
@@ -40,7 +41,7 @@ func newTokenSigner(key *ecdsa.PrivateKey) (jose.Signer, error) {
 	return signer, nil
 }
 
-// keyID returns the thumbprint of a key (RFC 7638), which identifies the key in tokens.
+// keyID returns the thumbprint of key (RFC 7638), which identifies the key in tokens.
 func keyID(key *ecdsa.PublicKey) (string, error) {
 	public := jose.JSONWebKey{Key: key}
 	thumbprint, err := public.Thumbprint(crypto.SHA256)
@@ -51,7 +52,7 @@ func keyID(key *ecdsa.PublicKey) (string, error) {
 }
 
 // IssueToken issues a token that proves a workload's service account to the control plane. It is a JWT signed with
-// ES256. Its audience and subject are those of the tokens that Kubernetes mounts for Istio.
+// ES256. Its audience and subject have the form of the tokens that Kubernetes mounts for Istio.
 func (a *Authority) IssueToken(namespace, serviceAccount string, ttl time.Duration) (string, error) {
 	id := Identity{TrustDomain: a.trustDomain, Namespace: namespace, ServiceAccount: serviceAccount}
 	if err := id.Validate(); err != nil {
@@ -76,11 +77,11 @@ func (a *Authority) IssueToken(namespace, serviceAccount string, ttl time.Durati
 	return token, nil
 }
 
-// tokenIssuer returns the issuer claim of tokens. It contains the trust domain, so a token is valid only in that trust
-// domain.
+// tokenIssuer returns the issuer claim of this authority's tokens. It contains the trust domain, so that a token is
+// valid in no other trust domain.
 func (a *Authority) tokenIssuer() string { return "spiffe://" + a.trustDomain }
 
-// VerifyToken verifies a token of this authority and returns its identity.
+// VerifyToken verifies a token that this authority issued by IssueToken, and returns the identity that it proves.
 func (a *Authority) VerifyToken(token string) (Identity, error) {
 	if len(token) > maxToken {
 		return Identity{}, fmt.Errorf("the token has %d bytes; at most %d are allowed", len(token), maxToken)

@@ -15,8 +15,8 @@ import (
 // maxFile limits the size of the cache file, in bytes.
 const maxFile = 16 << 20
 
-// readCache reads the cache file. If the file does not exist, it returns an empty map. It validates each key set as if
-// the set had been fetched.
+// readCache reads the cache file path. It returns an empty map if path is "" or the file does not exist. It validates
+// each key set like a fetched one.
 func readCache(path string) (map[string]string, error) {
 	out := map[string]string{}
 	if path == "" {
@@ -42,15 +42,15 @@ func readCache(path string) (map[string]string, error) {
 	return out, nil
 }
 
-// saveCache writes the key sets to the file, up to maxFile. After a restart, the fetcher fetches sets that did not fit
-// again.
+// saveCache writes the key sets to the cache file. It omits sets that would exceed maxFile: the Fetcher fetches them
+// again after a restart.
 func (f *Fetcher) saveCache() {
 	if f.cfg.File == "" {
 		return
 	}
 	f.mu.Lock()
 	sets, size := map[string]json.RawMessage{}, 0
-	// Sets in use are first, because the file may reach its maximum size.
+	// Write the sets in use first, because the file may reach its maximum size.
 	for _, some := range []map[string]string{f.sets, f.cached} {
 		for at, set := range some {
 			// JSON escapes make a URL at most six times longer. The sum also includes punctuation.

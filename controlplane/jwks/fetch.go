@@ -17,8 +17,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/fetchguard"
 )
 
-// maxResponseSize is the maximum size of a response, in bytes. It exceeds the maximum size of a key set, because only a
-// part of the response may be used.
+// maxResponseSize is the maximum size of a response, in bytes. It exceeds the maximum size of a key set, because a
+// response may contain keys that are not used.
 const maxResponseSize = 4 * config.MaxKeySet
 
 var (
@@ -26,8 +26,8 @@ var (
 	errPlainRedirect    = errors.New("the server redirects to a URL that is not HTTPS")
 )
 
-// transport checks the address of each connection. If an HTTP proxy is configured, it checks the host to which that
-// proxy would connect.
+// transport is an HTTP transport that refuses connections to addresses that guard forbids. If an HTTP proxy is
+// configured, it checks the host to which the HTTP proxy would connect.
 type transport struct {
 	guard           fetchguard.Guard
 	direct, proxied *http.Transport
@@ -76,8 +76,8 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.proxied.RoundTrip(r)
 }
 
-// checkRedirect limits redirects. It refuses redirects from HTTPS to HTTP, because an attacker on the network could
-// then replace the keys.
+// checkRedirect refuses more than 3 redirects, and redirects from HTTPS to HTTP, because an attacker on the network
+// could then replace the keys.
 func checkRedirect(r *http.Request, via []*http.Request) error {
 	switch {
 	case len(via) > 3:
@@ -88,8 +88,8 @@ func checkRedirect(r *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// fetch returns the keys at a URL. The response is a JWK set, or a discovery document that contains the URL of the JWK
-// set.
+// fetch returns the JWK set at the URL at. If at is the URL of a discovery document, fetch reads the URL of the JWK set
+// from it.
 func (f *Fetcher) fetch(ctx context.Context, at string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
@@ -110,7 +110,8 @@ func (f *Fetcher) fetch(ctx context.Context, at string) (string, error) {
 	return string(keys), nil
 }
 
-// discover returns the URL of an issuer's keys (OpenID Connect Discovery 1.0, section 4).
+// discover returns the URL of the keys of issuer, from the discovery document at the URL at (OpenID Connect Discovery
+// 1.0, section 4).
 func (f *Fetcher) discover(ctx context.Context, issuer, at string) (string, error) {
 	body, err := f.get(ctx, at)
 	if err != nil {
@@ -133,9 +134,9 @@ func (f *Fetcher) discover(ctx context.Context, issuer, at string) (string, erro
 	return document.Keys, nil
 }
 
-// get returns the body of a response. Its errors contain only the status code, and no other data that the server sent.
-// Otherwise the author of a jwksUri could use the errors to read responses of servers that only the control plane can
-// reach.
+// get returns the body of the response from the URL at. Its errors contain only the status code, and no other data that
+// the server sent. Otherwise the author of a jwksUri could use the errors to read responses of servers that only the
+// control plane can reach.
 func (f *Fetcher) get(ctx context.Context, at string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
 	if err != nil {

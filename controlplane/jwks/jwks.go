@@ -21,7 +21,7 @@ import (
 const (
 	// DefaultRefresh is the default interval between fetches.
 	DefaultRefresh = 20 * time.Minute
-	// minRetry and maxRetry limit the backoff after failures, which doubles after each failure.
+	// minRetry and maxRetry limit the delay before the next attempt, which doubles after each failure.
 	minRetry = time.Second
 	maxRetry = time.Minute
 	// fetchTimeout limits one fetch, including redirects.
@@ -39,12 +39,12 @@ type Config struct {
 	TLS *tls.Config
 	// Guard determines to which addresses the Fetcher may connect, also after redirects.
 	Guard fetchguard.Guard
-	// Hosts contains the addresses of hosts that DNS does not know.
+	// Hosts contains the addresses of hosts that DNS cannot resolve.
 	Hosts map[string]netip.Addr
 	// File is the path of the cache file. If it is empty, there is no cache file.
 	File   string
 	Logger *slog.Logger
-	// Changed is called after keys changed. It must not block.
+	// Changed is called after the result of Sets changed. It must not block.
 	Changed func()
 }
 
@@ -57,13 +57,13 @@ type Fetcher struct {
 
 	mu     sync.Mutex
 	wanted map[string]*keySource
-	sets   map[string]string // immutable; replaced as a whole when keys change
-	// cached contains key sets of URLs that are currently not in use, some of them from before a restart. If a document
-	// is removed and added again, its keys are available even if the issuer is not.
+	sets   map[string]string // immutable; a change creates a new map
+	// cached contains key sets of URLs that no document uses at the moment, for example sets from the cache file. If a
+	// document is removed and added again, its keys are available even if the issuer is not.
 	cached map[string]string
 }
 
-// keySource is the state of one URL.
+// keySource is the state of the fetches from one URL.
 type keySource struct {
 	due     time.Time
 	retry   backoff.Backoff
@@ -81,11 +81,11 @@ type Failure struct {
 	Address string
 	Reason  string
 	Since   time.Time
-	// Known: keys from an earlier fetch are in use.
+	// Known is true if keys from an earlier fetch are in use.
 	Known bool
 }
 
-// New returns a Fetcher with the key sets in the cache file. Run fetches key sets.
+// New returns a Fetcher with the key sets in the cache file. It fetches nothing before Run is called.
 func New(cfg Config) *Fetcher {
 	if cfg.Refresh <= 0 {
 		cfg.Refresh = DefaultRefresh
@@ -108,7 +108,7 @@ func New(cfg Config) *Fetcher {
 	return f
 }
 
-// SetAddresses sets the URLs from which to fetch. The Fetcher no longer fetches from other URLs.
+// SetAddresses replaces the URLs from which the Fetcher fetches. It ignores URLs after the first maxAddresses.
 func (f *Fetcher) SetAddresses(addresses []string) {
 	if f.setWanted(addresses) {
 		f.cfg.Changed()
@@ -247,7 +247,7 @@ func (f *Fetcher) release(at string) {
 	}
 }
 
-// untilNextDue returns the time until the next fetch is due.
+// untilNextDue returns the time until the next fetch is due, at most one hour.
 func (f *Fetcher) untilNextDue(now time.Time) time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -260,7 +260,7 @@ func (f *Fetcher) untilNextDue(now time.Time) time.Duration {
 	return max(wait, 10*time.Millisecond)
 }
 
-// storeResult records the result of a fetch, and reports whether keys changed.
+// storeResult records the result of the fetch from the URL at: set or err. It returns true if the key set changed.
 func (f *Fetcher) storeResult(at, set string, err error, now time.Time) (changed bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -299,5 +299,5 @@ func (f *Fetcher) recordFailure(at string, a *keySource, err error, now time.Tim
 	a.due = now.Add(a.retry.Next())
 }
 
-// jitter shortens a duration by a random amount, so that different control planes do not fetch at the same time.
+// jitter shortens d by up to a tenth at random, so that different control planes do not fetch at the same time.
 func jitter(d time.Duration) time.Duration { return d - rand.N(d/10+1) }

@@ -14,7 +14,7 @@ import (
 
 const networkLabel = "topology.istio.io/network"
 
-// maxOverrides limits the number of one workload's overridden attributes that are logged and displayed.
+// maxOverrides limits how many overridden attributes of one workload are logged and displayed.
 const maxOverrides = 10
 
 // override describes an attribute that a node reports but its group does not allow. result is the value that is used
@@ -23,10 +23,10 @@ type override struct{ claim, result string }
 
 func (o override) String() string { return o.claim + ": " + o.result }
 
-// acceptClaims replaces the labels and the address that the node reports by values that its group allows. It returns
-// the attributes that it replaced. The node's token proves only its service account. The attributes matter for
-// security, because labels determine for which services the node receives requests, and the requests are sent to its
-// address.
+// acceptClaims replaces the labels, the network and the address in w, which the node reports, by values that group
+// allows. It returns the replaced attributes. The node's token proves only its service account, so the node could claim
+// any attributes. They matter for security: labels determine for which services the node receives requests, and the
+// requests are sent to its address.
 func (r *Registrar) acceptClaims(w *Workload, group *config.Resource) ([]override, error) {
 	labels, overrides := acceptLabels(w.Labels, group)
 	network := acceptNetwork(w.Network, group)
@@ -46,7 +46,7 @@ func (r *Registrar) acceptClaims(w *Workload, group *config.Resource) ([]overrid
 	return overrides[:min(len(overrides), maxOverrides)], nil
 }
 
-// groupLabels returns the labels that a group sets on its members.
+// groupLabels returns the labels that group sets on its members.
 func groupLabels(group *networking.WorkloadGroup) map[string]string {
 	labels := map[string]string{}
 	maps.Copy(labels, group.GetTemplate().GetLabels())
@@ -54,8 +54,8 @@ func groupLabels(group *networking.WorkloadGroup) map[string]string {
 	return labels
 }
 
-// acceptLabels returns the reported labels whose keys the group allows, except keys that the group itself sets. If a
-// reported label has the value that the group sets, or that every member has, it does not count as overridden.
+// acceptLabels returns the labels in claimed whose keys the group allows and does not set itself. overrides contains
+// the other labels, except those that have the value that the group sets or that every member has.
 func acceptLabels(claimed map[string]string, group *config.Resource) (accepted map[string]string, overrides []override) {
 	allowed := config.MemberLabels(group.Annotations)
 	set := groupLabels(group.Spec.(*networking.WorkloadGroup))
@@ -95,7 +95,8 @@ func acceptNetwork(claimed string, group *config.Resource) string {
 }
 
 // acceptAddress returns the reported address if the group allows it, and otherwise the source address of the
-// connection. It accepts loopback addresses only from workloads of a local mesh.
+// connection. It returns an error if other workloads cannot connect to the address. It accepts loopback addresses only
+// from workloads of a local mesh.
 func (r *Registrar) acceptAddress(w *Workload, group *config.Resource) (netip.Addr, error) {
 	claimed, source := w.Address.Unmap(), w.Source.Unmap()
 	contains := func(n netip.Prefix) bool { return n.Contains(claimed) }

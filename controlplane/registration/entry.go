@@ -38,8 +38,8 @@ func (w Workload) key() config.Key {
 	return config.Key{Kind: config.WorkloadEntry, Namespace: w.Namespace, Name: name[max(0, len(name)-253):]}
 }
 
-// newEntry creates a member's entry from its group's template. Labels in the group's metadata override those of the
-// template. Both override the labels that the group allows its members to report.
+// newEntry creates the WorkloadEntry of m from the template of group. Labels in the group's metadata override labels of
+// the template. Both override the labels that the group allows its members to report.
 func newEntry(m *member, group *config.Resource) *config.Resource {
 	spec := group.Spec.(*networking.WorkloadGroup)
 	entry := &networking.WorkloadEntry{}
@@ -74,8 +74,8 @@ type Status struct {
 	Connections int       `json:"connections"`
 	InForce     bool      `json:"inForce"`
 	Reason      string    `json:"reason,omitempty"` // why the entry is not published
-	Expires     time.Time `json:"leaves,omitzero"`  // when the workload is removed if it does not connect again
-	// Overridden lists the attributes that the node reports but that are not used, with the reasons.
+	Expires     time.Time `json:"leaves,omitzero"`  // when the workload is removed unless it connects again
+	// Overridden lists the attributes that the node reports but the control plane does not use, with the reasons.
 	Overridden []string `json:"overridden,omitempty"`
 }
 

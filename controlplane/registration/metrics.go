@@ -2,7 +2,7 @@ package registration
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// metrics contains the counters. Their names are those of istiod.
+// metrics contains the counters, which have istiod's names.
 type metrics struct{ successes, updates, deletes, errors prometheus.Counter }
 
 func newMetrics(registerer prometheus.Registerer) *metrics {

@@ -1,6 +1,5 @@
 // Package registration creates a WorkloadEntry for each workload that connects as a member of a WorkloadGroup, and
-// removes the entry after the workload disconnects. It is a configuration store of these entries, in addition to the
-// stores of documents.
+// removes the entry after the workload disconnects. Its Registrar is a configuration store that contains these entries.
 package registration
 
 import (
@@ -20,8 +19,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// ErrRefused is wrapped by the errors for workloads that cannot be registered. A retry fails too, until a document
-// changes.
+// ErrRefused is wrapped by the errors about workloads that cannot be registered. Retries fail until a document changes.
 var ErrRefused = errors.New("cannot be registered")
 
 // Config configures a Registrar. Only Groups is required.
@@ -32,7 +30,7 @@ type Config struct {
 	// control plane. Other workloads can then reach the members even before these have connected again. If File is
 	// empty, registrations are not stored.
 	File string
-	// Grace is how long a workload stays registered after its last connection has ended; default 10 s.
+	// Grace is how long a workload remains registered after its last connection has ended; default 10 s.
 	Grace time.Duration
 	// LocalNetworks lists the loopback networks that the workloads of a local mesh use.
 	LocalNetworks []netip.Prefix
@@ -56,7 +54,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Workload contains the information that a proxy sends about its workload.
+// Workload contains what is known about a connecting workload: its proved service account, and what its proxy reports.
 type Workload struct {
 	// Group is the name of a WorkloadGroup in Namespace.
 	Group     string `json:"group"`
@@ -79,7 +77,7 @@ type Registrar struct {
 	*config.MemoryStore
 	cfg     Config
 	metrics *metrics
-	changed chan struct{} // has an element if the file is outdated or a deadline is earlier than before
+	changed chan struct{} // has one element if Run must save the file or check deadlines
 
 	mu      sync.Mutex
 	members map[config.Key]*member
@@ -98,11 +96,11 @@ type member struct {
 	expires time.Time
 }
 
-// isInForce reports whether the member's entry is published, so that other workloads may connect to it.
+// isInForce reports whether the member's entry must be published, so that other workloads connect to it.
 func (m *member) isInForce() bool { return !m.HealthChecked || m.healthy }
 
-// New returns a Registrar with the registrations in the file. If the file cannot be read, it logs an error. Workloads
-// are then registered again when they connect.
+// New returns a Registrar with the registrations in Config.File. If the file cannot be read, it logs an error, and
+// workloads are registered again when they connect.
 func New(cfg Config) *Registrar {
 	cfg = cfg.withDefaults()
 	r := &Registrar{
@@ -121,14 +119,14 @@ type Registration struct {
 	key      config.Key
 	once     sync.Once
 	workload Workload // the attributes that this connection reported
-	// Labels are the workload's labels, merged with those that its group sets.
+	// Labels are the labels of the workload's entry.
 	Labels map[string]string
 	// Address is the registered address.
 	Address netip.Addr
 }
 
-// Connect registers the workload of a connection. The workload stays registered until all its connections have ended.
-// Errors describe the remedy.
+// Connect registers the workload w for one connection. The workload remains registered until all its connections have
+// ended, plus Config.Grace. Errors describe the remedy.
 func (r *Registrar) Connect(w Workload) (*Registration, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -164,8 +162,8 @@ func (r *Registrar) Connect(w Workload) (*Registration, error) {
 	return &Registration{r: r, key: key, workload: claimed, Labels: entry.Spec.(*networking.WorkloadEntry).GetLabels(), Address: w.Address}, nil
 }
 
-// checkMembership checks that the workload may be a member of its group. It replaces attributes that the workload
-// reports but the group does not allow. The caller holds r.mu.
+// checkMembership checks that w may be a member of its group. It replaces attributes in w that the group does not
+// allow, and returns them. The caller must have locked r.mu.
 func (r *Registrar) checkMembership(w *Workload) (*config.Resource, []override, error) {
 	group, err := r.lookupGroup(*w)
 	if err != nil {
@@ -182,8 +180,7 @@ func (r *Registrar) checkMembership(w *Workload) (*config.Resource, []override, 
 	return group, overrides, nil
 }
 
-// lookupGroup returns the workload's WorkloadGroup. It fails if the workload's service account is not that of the
-// group.
+// lookupGroup returns the WorkloadGroup of w. It fails if w has another service account than the group.
 func (r *Registrar) lookupGroup(w Workload) (*config.Resource, error) {
 	key := config.Key{Kind: config.WorkloadGroup, Namespace: w.Namespace, Name: w.Group}
 	group := r.cfg.Groups.Get(key)
@@ -199,8 +196,8 @@ func (r *Registrar) lookupGroup(w Workload) (*config.Resource, error) {
 	return group, nil
 }
 
-// publish adds the member's entry to the store, or removes it if the entry must not be published. The caller holds
-// r.mu.
+// publish stores entry, the WorkloadEntry of m, or removes it from the store if m is not in force. The caller must have
+// locked r.mu.
 func (r *Registrar) publish(m *member, entry *config.Resource) {
 	if m.isInForce() {
 		r.Put(entry)
@@ -217,7 +214,8 @@ func (r *Registrar) notifyRun() {
 	}
 }
 
-// HandleHealthReport sets the health of the workload. reason is the reason why the workload is unhealthy.
+// HandleHealthReport records the health that the agent reports, and publishes or removes the workload's entry. reason
+// is the reason why the workload is unhealthy.
 func (g *Registration) HandleHealthReport(healthy bool, reason string) {
 	r := g.r
 	r.mu.Lock()
@@ -231,7 +229,8 @@ func (g *Registration) HandleHealthReport(healthy bool, reason string) {
 	r.rebuild(m)
 }
 
-// rebuild creates a member's entry again, from the current version of its group. The caller holds r.mu.
+// rebuild creates the entry of m again, from the current version of its group. If the group no longer accepts m,
+// rebuild removes the entry. The caller must have locked r.mu.
 func (r *Registrar) rebuild(m *member) {
 	group, err := r.lookupGroup(m.Workload)
 	if err != nil {
@@ -251,7 +250,7 @@ func (r *Registrar) rebuildAll() {
 }
 
 // IsOutdated reports whether the workload would receive other labels or another address if it connected now, because a
-// user edited its group. It ignores what other connections of the workload report. Otherwise two connections that
+// user edited its group. It ignores the reports of the workload's other connections. Otherwise two connections that
 // report different attributes would end each other repeatedly.
 func (g *Registration) IsOutdated() bool {
 	group, err := g.r.lookupGroup(g.workload)
@@ -265,7 +264,7 @@ func (g *Registration) IsOutdated() bool {
 	return !maps.Equal(newEntry(&member{Workload: now, key: g.key}, group).Labels, g.Labels)
 }
 
-// Disconnect ends the registration of the connection. It may be called several times.
+// Disconnect records that the connection has ended. Further calls have no effect.
 func (g *Registration) Disconnect() {
 	g.once.Do(func() {
 		r := g.r
@@ -282,7 +281,7 @@ func (g *Registration) Disconnect() {
 	})
 }
 
-// Run removes expired workloads, handles changes of their groups and updates the file, until ctx ends. It returns nil.
+// Run removes expired workloads, handles changes of WorkloadGroups and saves the file, until ctx ends. It returns nil.
 func (r *Registrar) Run(ctx context.Context) error {
 	cancel := r.cfg.Groups.Subscribe(r.handleGroupChange)
 	defer cancel()
@@ -311,7 +310,7 @@ func (r *Registrar) persist() {
 }
 
 // removeExpired removes workloads that did not connect again in time. It returns the time at which the next workload
-// will expire.
+// will expire, or zero if there is none.
 func (r *Registrar) removeExpired(now time.Time) (next time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -330,14 +329,14 @@ func (r *Registrar) removeExpired(now time.Time) (next time.Time) {
 	return next
 }
 
-// handleGroupChange creates the entries of members of changed groups again.
+// handleGroupChange creates the entries of the members of changed groups again.
 func (r *Registrar) handleGroupChange(changed []config.Key) {
 	groups := map[config.Key]bool{}
 	for _, key := range changed {
 		groups[key] = key.Kind == config.WorkloadGroup
 	}
-	// The Groups store calls this function in a notification. The function may change entries, because the Registrar is
-	// another store.
+	// A subscriber must not change the store that notifies it. The Registrar is another store, so changes of entries
+	// are allowed here.
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, m := range r.members {

@@ -19,8 +19,8 @@ func init() {
 	_ = syscall.Exec(folder(self)+small, args, syscall.Environ())
 }
 
-// maxArguments is the maximum length of all arguments together. Its value is the kernel's limit for one argument
-// (MAX_ARG_STRLEN in linux/binfmts.h); command lines are usually shorter.
+// maxArguments is the maximum total length of the arguments in bytes. Its value is the kernel's limit for one argument
+// (MAX_ARG_STRLEN in linux/binfmts.h). Command lines are usually shorter.
 const maxArguments = 128 << 10
 
 // arguments returns the arguments of this process, like os.Args. It returns nil if they are longer than maxArguments; the
@@ -74,7 +74,7 @@ func executable() string {
 	return string(path[:n])
 }
 
-// folder returns the part of a path up to and including its last slash. base returns the rest.
+// folder returns the part of path up to and including its last slash. base returns the part after the slash.
 func folder(path string) string { return path[:len(path)-len(base(path))] }
 
 func base(path string) string {
@@ -86,8 +86,9 @@ func base(path string) string {
 	return path
 }
 
-// redirectionArgs returns the arguments of the iptables binary, or nil if neither the first argument nor the program's
-// name selects that command. The first argument is the name with which the user called the command; messages contain it.
+// redirectionArgs returns the arguments with which to execute the iptables binary. It returns nil if neither the
+// program's name nor the first argument in args selects the command iptables. Its first result is the command as the
+// user called it, which messages contain.
 func redirectionArgs(args []string) []string {
 	const istioName = "istio-iptables"
 	switch {
