@@ -30,13 +30,14 @@ type Server struct {
 	ClusterID string
 	// Headers are sent with every call.
 	Headers map[string]string
-	// Received, if set, counts the bytes that arrive on connections.
+	// Received, if set, counts the bytes that are received on connections, after decryption.
 	Received *atomic.Int64
 }
 
-// Connect opens a connection to address and returns it after the HTTP/2 handshake. Unlike gRPC's own dialling, it
-// returns the cause of the first failure. If address is a comma-separated list, Connect tries the entries in order,
-// each with its own timeout, and returns the first connection that succeeds.
+// Connect opens a connection to address and returns it after the HTTP/2 handshake. Unlike grpc.NewClient, it returns
+// the cause of a failure to connect. If address is a comma-separated list, Connect tries the entries in order, each
+// with its own timeout, and returns the first connection that succeeds. If none succeeds, it returns the errors of all
+// entries.
 func (s Server) Connect(ctx context.Context, address string, timeout time.Duration, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	var errs []error
 	for one := range strings.SplitSeq(address, ",") {

@@ -19,13 +19,14 @@ import (
 // SystemRoots is the value of RootFile that selects the root certificates of the operating system.
 const SystemRoots = "SYSTEM"
 
-// TLS configures how a server is verified, and the client certificate. All files are read again for each connection.
+// TLS specifies how the agent verifies a server, and which client certificate it presents. All files are read again for
+// each connection.
 type TLS struct {
 	// RootFile contains the trusted root certificates in PEM. SystemRoots or empty selects those of the operating
 	// system.
 	RootFile string
-	// ServerName is the name that the server's certificate must contain. If it is empty, that is the host of the
-	// dialled address.
+	// ServerName is the name that the server's certificate must contain. If it is empty, the certificate must contain
+	// the host that Config receives.
 	ServerName string
 	// CertFile and KeyFile, if set, are the files of the client certificate and its key. If the certificate is missing
 	// or expired, the client does not present it, and must authenticate with a token.

@@ -18,8 +18,8 @@ const (
 	stateset
 	gaugeHistogram
 
-	// created is not the type of a family. It represents the name of a family's samples with its creation time: the
-	// family's name with the suffix _created.
+	// created is not the type of a family. In a claim, it marks a name with the suffix _created, which samples with a
+	// family's creation time have.
 	created
 )
 
@@ -36,8 +36,8 @@ func parseKind(word []byte) (k kind, ok bool) {
 	return k, ok
 }
 
-// textNames and openNames are the names of the types in text format and in OpenMetrics. In text format, some types do
-// not exist. textNames contains the name of another type that can represent their values.
+// textNames and openNames are the names of the types in text format and in OpenMetrics. For a type that does not exist
+// in text format, textNames contains a type that can represent its values.
 var (
 	textNames = [...]string{"untyped", "counter", "gauge", "histogram", "summary", "gauge", "gauge", "histogram"}
 	openNames = [...]string{"unknown", "counter", "gauge", "histogram", "summary", "info", "stateset", "gaugehistogram"}
@@ -55,18 +55,19 @@ var suffixes = [...][]string{
 // family is the metadata of a metric family. It is known before the family's first sample.
 type family struct {
 	name       string // name in OpenMetrics
-	header     string // the name in the HELP and TYPE lines of the source
+	header     string // the name in the source's HELP and TYPE lines, without the prefix that Cut removes
 	kind       kind
 	typed      bool
 	help, unit string
 	helped     bool
 	cut        int // number of bytes that Cut removes from the beginning of the source's names
-	// plain: the name of its sample is the family's name without a suffix, whatever the type is. A text-format counter
-	// is plain if its name does not end in _total.
+	// plain: the samples have exactly the family's name, whatever the type is. A text-format counter is plain if its
+	// name does not end in _total.
 	plain bool
 }
 
-// newFamily returns a family with the name and type of a TYPE line.
+// newFamily returns the family that a TYPE line with the name header and the type k describes. f is the source's
+// format.
 func newFamily(header string, k kind, f Format) family {
 	fam := family{name: header, header: header, kind: k, typed: true}
 	if k == counter {
@@ -99,7 +100,7 @@ func (f *family) owns(name []byte) (suffix string, ok bool) {
 	return "", false
 }
 
-// numericLabelKind returns the kind that determines which label (le, quantile) must have a number as value. It returns
+// numericLabelKind returns the kind that determines which label (le, quantile) must have a numeric value. It returns
 // unknown for a plain family, whose labels may have any value.
 func (f *family) numericLabelKind() kind {
 	if f.plain {
@@ -108,7 +109,7 @@ func (f *family) numericLabelKind() kind {
 	return f.kind
 }
 
-// typeLine returns the family's name and type for the HELP and TYPE lines of a format.
+// typeLine returns the family's name and type (word) for HELP and TYPE lines in the format out.
 func (f *family) typeLine(out Format) (name, word string) {
 	switch {
 	case out == OpenMetrics && f.plain:
@@ -124,8 +125,8 @@ func (f *family) typeLine(out Format) (name, word string) {
 	return f.name, textNames[f.kind]
 }
 
-// visitNames calls visit with the suffix of each name that the family reserves in a format. It stops when visit returns
-// false. No other family may use these names.
+// visitNames calls visit with the suffix of each name that the family reserves in the format out. No other family may
+// use these names. It stops and returns false when visit returns false.
 func (f *family) visitNames(out Format, visit func(suffix string) bool) bool {
 	if out == OpenMetrics || (f.kind != counter && f.kind != info) || f.plain {
 		if !visit("") {
@@ -136,7 +137,8 @@ func (f *family) visitNames(out Format, visit func(suffix string) bool) bool {
 		return true
 	}
 	for _, s := range suffixes[f.kind] {
-		// The first sample reserves these names, because in text format they often belong to separate families.
+		// The name without a suffix is handled above. claimCreated reserves the name with _created when such a sample
+		// occurs, because in text format this name often belongs to a separate family.
 		if s == "" || s == "_created" {
 			continue
 		}
@@ -157,7 +159,7 @@ type claim struct {
 	plain  bool
 }
 
-// names stores the hashes of reserved names. Each hash needs about 10 bytes.
+// names stores the hash of each reserved name and the family that reserved it.
 type names struct {
 	seed  maphash.Seed
 	taken map[uint64]claim
@@ -170,7 +172,7 @@ func newNames() *names {
 	return n
 }
 
-// maxKept is the maximum size of a table in names that is used again for the next exposition.
+// maxKept is the maximum number of names in a table that the next exposition uses again. A larger table is replaced.
 const maxKept = 10_000
 
 func (n *names) reset() {
@@ -185,7 +187,8 @@ func (n *names) hash(name, suffix string) uint64 {
 	return maphash.Bytes(n.seed, n.buf)
 }
 
-// claim reserves all names of a family, or none if one of them belongs to another family.
+// claim reserves all names of f in the format out. If one of them is already reserved, it reserves none and returns
+// false.
 func (n *names) claim(f *family, out Format, source uint16) bool {
 	free := f.visitNames(out, func(suffix string) bool {
 		_, taken := n.taken[n.hash(f.name, suffix)]
@@ -200,8 +203,8 @@ func (n *names) claim(f *family, out Format, source uint16) bool {
 	return free
 }
 
-// claimCreated reserves the name of the samples with a family's creation time. It returns false if another family has
-// reserved it.
+// claimCreated reserves the name of the samples with the creation time of family. It returns false if another family
+// has this name.
 func (n *names) claimCreated(family string) bool {
 	h := n.hash(family, "_created")
 	if c, taken := n.taken[h]; taken {
@@ -211,7 +214,7 @@ func (n *names) claimCreated(family string) bool {
 	return true
 }
 
-// owner returns the family that reserved the name in f's HELP and TYPE lines.
+// owner returns the claim of the family that reserved the name in f's HELP and TYPE lines, or false if there is none.
 func (n *names) owner(f *family, out Format) (claim, bool) {
 	name, _ := f.typeLine(out)
 	c, ok := n.taken[n.hash(name, "")]

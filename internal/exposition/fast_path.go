@@ -34,13 +34,14 @@ func (s *seen) add(hash uint64) {
 	p[0], p[1], p[2], p[3] = hash, p[0], p[1], p[2]
 }
 
-// hashLabels returns the hash of the text of a label set. The hash also depends on the format, and on which label must
-// be a number. It is never 0, because 0 marks a free slot.
+// hashLabels returns the hash of the text of a label set. The hash also depends on the format, and on the kind that
+// determines which label must have a numeric value. It is never 0, because 0 marks a free slot.
 func (c *copier) hashLabels(labels []byte) uint64 {
 	return maphash.Bytes(c.seen.seed, labels) + uint64(c.numbered)<<1 + uint64(c.format) | 1<<63
 }
 
-// learn stores the label set of a sample that was written unchanged.
+// learn stores the label set of a sample that was written unchanged. It ignores a sample without labels, or with a
+// timestamp or an exemplar.
 func (c *copier) learn(s *sample) {
 	if len(s.pairs) > 0 && s.time.to == 0 && !s.exemplarPresent {
 		c.seen.add(c.hashLabels(s.line[s.name.to : s.labels.to+1]))
@@ -83,14 +84,15 @@ func (c *copier) verbatimCut(text []byte, f *family) (copied int) {
 	return copied
 }
 
-// isKnown reports whether a line belongs to the family, has no labels or a known label set, ends in one plain number,
-// and is not a repetition of a series in the source.
+// isKnown reports whether a line belongs to the family, has no labels or a known label set, ends in a number that
+// findPlainNumber accepts, and does not repeat a series of the source. It records the series.
 func (c *copier) isKnown(line []byte, f *family) bool {
-	at := plainNumber(line)
+	at := findPlainNumber(line)
 	return at < len(line) && at > 1 && line[at-1] == ' ' && c.isKnownSeries(line, at, f) && !c.seenSeries.repeats(line[:at-1], nil)
 }
 
-// isKnownSeries checks the name and the labels for isKnown. at is the position of the number.
+// isKnownSeries checks the name and the labels for isKnown. at is the position of the number. It stores the text before
+// the labels in c.stem, with which the next line is compared first.
 func (c *copier) isKnownSeries(line []byte, at int, f *family) bool {
 	if n := len(c.stem); n > 0 && n < at && string(line[:n]) == string(c.stem) {
 		return c.seen.has(c.hashLabels(line[n-1 : at-1]))
@@ -109,8 +111,9 @@ func (c *copier) isKnownSeries(line []byte, at int, f *family) bool {
 	return true
 }
 
-// cutSuffix returns rest without the suffix that a sample's name adds to the family's name, and whether the sample
-// belongs to the family. Unlike the method owns, it does not accept the suffix _created, which only OpenMetrics has.
+// rest is the text of a sample after the family's name. cutSuffix returns rest without the suffix of the sample's name,
+// and whether the sample belongs to the family. Unlike the method owns, it does not accept the suffix _created, which
+// only OpenMetrics has.
 func (f *family) cutSuffix(rest []byte) ([]byte, bool) {
 	if len(rest) == 0 || rest[0] == '{' {
 		return rest, f.plain || suffixes[f.kind][0] == ""
@@ -126,9 +129,9 @@ func (f *family) cutSuffix(rest []byte) ([]byte, bool) {
 	return nil, false
 }
 
-// plainNumber returns the position of the number at the end of a line, if it is not negative and has the same form in
+// findPlainNumber returns the position of the number at the end of a line, if it is not negative and has the same form in
 // both formats. Otherwise it returns len(line).
-func plainNumber(line []byte) int {
+func findPlainNumber(line []byte) int {
 	at, whole := len(line), true
 	if at > 1 && line[at-2] == ' ' && line[at-1] >= '0' && line[at-1] <= '9' {
 		return at - 1 // most values are a single digit

@@ -58,12 +58,13 @@ func (l *lines) next() ([]byte, bool) {
 	}
 }
 
-// buffered returns the bytes that were read but that next has not returned yet. skip drops n of them, which must be
-// whole lines.
+// buffered returns the bytes that were read but that next has not returned yet. skip drops the first n of them, which
+// must be whole lines.
 func (l *lines) buffered() []byte { return l.buf[l.at:l.end] }
 func (l *lines) skip(n int)       { l.at += n }
 
-// fill reads more bytes. It moves an incomplete line to the beginning of the buffer.
+// fill moves an incomplete line to the beginning of the buffer, enlarges a full buffer, and reads more bytes. It stores
+// an error in l.err, also if the source exceeds the limit.
 func (l *lines) fill() {
 	if l.limit > 0 && l.bytes > l.limit {
 		l.err = &LimitError{fmt.Sprintf("%d bytes", l.limit)}

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// renamed is the prefix that is added to a family whose name belongs to another source.
+// renamed is the prefix that is added to the name of a family if the name belongs to another source.
 const renamed = "app_"
 
 // Merger writes the metrics of several sources as one exposition, one source after another. A family name belongs to
@@ -32,8 +32,8 @@ type Merger struct {
 type Source struct {
 	Format Format
 	Limits Limits
-	// Rename writes a family whose name belongs to another source with the name app_<name>. If it is not set, such a
-	// family is dropped.
+	// Rename determines how a family is written whose name belongs to another source: as app_<name> if Rename is true.
+	// If Rename is false, such a family is dropped.
 	Rename bool
 	// Cut specifies a prefix that is removed from some names.
 	Cut Cut
@@ -74,7 +74,7 @@ type CopyResult struct {
 	Reserved int
 }
 
-// NewMerger returns a Merger that writes to w in the given format.
+// NewMerger returns a Merger that writes to w in the format f.
 func NewMerger(w io.Writer, f Format) *Merger {
 	return &Merger{out: output{to: w}, format: f, names: newNames(), seen: newSeen()}
 }
@@ -94,7 +94,7 @@ func (m *Merger) Reserve(names ...string) {
 	}
 }
 
-// Release ends the effect of Reserve for these names.
+// Release permits families with names that Reserve has reserved.
 func (m *Merger) Release(names ...string) {
 	for _, name := range names {
 		delete(m.names.taken, m.names.hash(name, ""))
@@ -138,7 +138,7 @@ func (c *SourceCopy) CopyUntil(prefixes ...string) (waits bool) {
 	return errors.Is(c.r.read(), errWaits)
 }
 
-// Finish copies the rest of the source.
+// Finish copies the rest of the source. The result counts the whole source.
 func (c *SourceCopy) Finish() (CopyResult, error) {
 	err := c.r.read()
 	c.c.recycle(c.r.in)
@@ -195,7 +195,7 @@ type copier struct {
 	unpacker             *unpacker   // nil if packed labels are not replaced
 	seenSeries           *seenSeries // nil if repeated series are not dropped
 	original, current    family
-	numbered             kind // the type that determines which label must be a number (see numericLabel)
+	numbered             kind // the type that determines which label must have a numeric value (see numericLabel)
 	prefix               string
 	writing              bool
 	stem                 []byte // if the last line was copied unchanged, its text before the labels
@@ -280,7 +280,7 @@ func (c *copier) describe() {
 
 func (c *copier) sample(s *sample, suffix string) bool {
 	if !c.writing {
-		return true // the family is counted as a duplicate
+		return true // the family is hidden, or is counted as a duplicate
 	}
 	if c.unpacker != nil {
 		unpacked, ok := c.unpacker.unpack(s, c.from)
@@ -290,7 +290,7 @@ func (c *copier) sample(s *sample, suffix string) bool {
 		s = unpacked
 	}
 	if suffix == "_created" && (c.format == Text || c.current.plain || !c.names.claimCreated(c.current.name)) {
-		return true // such samples do not exist in text format or in a family whose type was changed
+		return true // text format and plain families have no such samples, or another family has the name
 	}
 	if c.format == OpenMetrics && c.current.kind == counter && !c.current.plain && !isCounterValue(s.text(s.value)) {
 		return false
@@ -311,8 +311,8 @@ func (c *copier) sample(s *sample, suffix string) bool {
 	return true
 }
 
-// validLabels checks that the value of a label that must be a number is one. It also checks that the label that is
-// added does not conflict with two labels.
+// validLabels reports whether the label that must have a numeric value (see numericLabel) has one. It returns false
+// also if the sample has both c.label's name and its exported_ name, because c.label can then not be added.
 func (c *copier) validLabels(s *sample) bool {
 	if name := c.numericLabel(); name != "" {
 		if p, ok := s.find(name); ok {

@@ -30,7 +30,7 @@ func (o *output) write(text []byte) {
 	}
 }
 
-// flush writes the buffer. It returns the first error of the writer.
+// flush writes and empties the buffer. It returns the first error of the writer, after which it writes nothing.
 func (o *output) flush() error {
 	if o.err == nil && len(o.put) > 0 {
 		var n int

@@ -9,8 +9,9 @@ import (
 	"unicode/utf8"
 )
 
-// For each request, Envoy formats each label of a statistic on its own. The control plane therefore packs several labels
-// into one. The name of a packed label is PackedPrefix, followed by parts that PackedNameSeparator separates:
+// For each request, Envoy formats each label of a statistic separately. To reduce this work, the control plane packs
+// several labels into one. The name of a packed label is PackedPrefix, followed by parts that PackedNameSeparator
+// separates:
 //
 //   - the name of a label, whose value is the next one in the packed value;
 //   - PackedMore and the name of a further label in the same value, which PackedMoreSeparator separates;
@@ -25,13 +26,13 @@ const (
 	// PackedSeparator separates the values. The last value may contain it.
 	PackedSeparator     = ";"
 	PackedMoreSeparator = ","
-	// PackedPeerPrefix begins the name of a packed label whose value was sent by a client. It lists as many values as
-	// names, and they consist of the characters that IsPeerByte accepts.
+	// PackedPeerPrefix begins the name of a packed label whose value was sent by a client. This value contains one
+	// value for each name in the packed label's name. The values consist of characters that IsPeerByte accepts.
 	PackedPeerPrefix = PackedPrefix + "_peer"
 )
 
 const (
-	// protocolLabel is derived from grpcStatusLabel if its value is empty: Envoy reports a status only for gRPC.
+	// If protocolLabel is empty, its value is derived from grpcStatusLabel, which Envoy sets only for gRPC.
 	protocolLabel   = "request_protocol"
 	grpcStatusLabel = "grpc_response_status"
 
@@ -41,12 +42,12 @@ const (
 	principalSuffix = "_principal"
 	unknownValue    = "unknown"
 	latestValue     = "latest"
-	// invalidPeer begins the first label of a client that sent an invalid value. Valid values contain no colon, so the
-	// series of valid and invalid clients differ. Repeated series would make the scrape invalid.
+	// invalidPeer begins the value of the first label of a client that sent an invalid value. Valid values contain no
+	// colon, so the series of valid and invalid clients differ. Repeated series would make the scrape invalid.
 	invalidPeer = "invalid:"
 )
 
-// IsPeerByte reports whether a label that a client sends may contain a byte.
+// IsPeerByte reports whether the value of a label that a client sends may contain the byte c.
 func IsPeerByte(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.IndexByte("._/-", c) >= 0
 }
@@ -88,7 +89,8 @@ func (s *sample) isPacked(l label) bool {
 	return bytes.HasPrefix(name, []byte(PackedPrefix+PackedNameSeparator)) || bytes.HasPrefix(name, []byte(PackedPeerPrefix+PackedNameSeparator))
 }
 
-// replace returns the labels of the packed label that is the n-th one of its line.
+// replace returns the labels that the n-th packed label of a line contains. text is the packed label, including its
+// name and value.
 func (u *unpacker) replace(n int, text, name, value []byte) []byte {
 	if n == len(u.last) {
 		u.last = append(u.last, unpackedLabel{})
@@ -119,7 +121,8 @@ type packedGroup struct {
 	isConstant bool
 }
 
-// unpackValues returns the labels of a packed label whose values the proxy has set.
+// unpackValues returns the labels that a packed label contains whose value Envoy has set, not a client. parts are the
+// parts of its name after the prefix. packed is its value.
 func unpackValues(parts []string, packed string) (names, values []string) {
 	groups, variable := parseGroups(parts)
 	var given []string
@@ -142,7 +145,7 @@ func unpackValues(parts []string, packed string) (names, values []string) {
 	return names, values
 }
 
-// parseGroups also returns the number of groups that are not constant.
+// parseGroups parses the parts of a packed label's name. variable is the number of groups that are not constant.
 func parseGroups(parts []string) (groups []packedGroup, variable int) {
 	for _, part := range parts {
 		last := len(groups) - 1
@@ -160,7 +163,8 @@ func parseGroups(parts []string) (groups []packedGroup, variable int) {
 	return groups, variable
 }
 
-// split returns the values of the group's labels. They are unknown if Envoy had no value.
+// split returns the values of the group's labels. They are unknown if value does not contain one value for each label,
+// because Envoy had none.
 func (g packedGroup) split(value string) []string {
 	if len(g.names) == 1 {
 		return []string{value}
@@ -215,7 +219,7 @@ func EncodeConstant(value string) string {
 	return string(b)
 }
 
-// decodeConstant returns a constant as the exposition writes it.
+// decodeConstant decodes a constant that EncodeConstant returned, and escapes it as an exposition requires.
 func decodeConstant(text string) string {
 	var b []byte
 	for i := 0; i < len(text); i++ {

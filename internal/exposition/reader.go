@@ -123,12 +123,12 @@ func (r *reader) close() {
 
 // readLine handles a comment or a sample. If a sample begins a family before which reading pauses, it returns errWaits.
 func (r *reader) readLine(line []byte) error {
-	start := blanks(line, 0)
+	start := skipBlanks(line, 0)
 	if start == len(line) {
 		return nil
 	}
 	if line[start] == '#' {
-		r.comment(line[start+1:])
+		r.parseComment(line[start+1:])
 		return nil
 	}
 	cut := r.cut.cutLen(line[start:])
@@ -182,9 +182,10 @@ func (r *reader) waits(name string) bool {
 	return slices.ContainsFunc(r.before, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
-// comment parses a HELP, TYPE or UNIT line. It drops other comments and repeated lines.
-func (r *reader) comment(line []byte) {
-	at := blanks(line, 0)
+// parseComment parses a HELP, TYPE or UNIT line, or the line "# EOF" of OpenMetrics. It drops other comments and
+// repeated lines.
+func (r *reader) parseComment(line []byte) {
+	at := skipBlanks(line, 0)
 	end := tokenEnd(line, at)
 	keyword := string(line[at:min(end, at+8)])
 	if keyword == "EOF" && r.format == OpenMetrics {
@@ -194,13 +195,13 @@ func (r *reader) comment(line []byte) {
 	if keyword != "HELP" && keyword != "TYPE" && (keyword != "UNIT" || r.format != OpenMetrics) {
 		return
 	}
-	at = blanks(line, end)
+	at = skipBlanks(line, end)
 	end = nameEnd(line, at)
 	if end == at || (end < len(line) && line[end] != ' ' && line[end] != '\t') {
 		r.invalid++
 		return
 	}
-	name, rest := line[at:end], line[blanks(line, end):]
+	name, rest := line[at:end], line[skipBlanks(line, end):]
 	cut := r.cut.cutLen(name)
 	r.describe(keyword, name[cut:], rest)
 	r.head.cut = cut
@@ -237,8 +238,8 @@ func (r *reader) describe(keyword string, name, rest []byte) {
 	}
 }
 
-// cleanHelp returns the text of a HELP line. It contains only the escapes that all readers support: \\ and \n. When
-// OpenMetrics is written, quotes are escaped in addition.
+// cleanHelp returns the text of a HELP line as valid UTF-8, truncated to maxHelp bytes of input. The result contains
+// only the escapes that all readers support: \\ and \n. escapedHelp also escapes quotes for OpenMetrics.
 func cleanHelp(text []byte) string {
 	if len(text) > maxHelp {
 		text = text[:maxHelp]

@@ -28,7 +28,8 @@ type sample struct {
 	value, time     span
 	exemplar        span // begins at the opening brace
 	exemplarPresent bool
-	// anyBytes: parse accepts labels that are not valid UTF-8. Clients can cause them in packed labels (see unpack).
+	// anyBytes: parse accepts labels that are not valid UTF-8. Clients can send such labels inside packed labels (see
+	// unpack).
 	anyBytes bool
 }
 
@@ -50,30 +51,30 @@ var nameByte = func() (table [256]uint8) {
 	return table
 }()
 
-// nameEnd returns the end of the metric name that begins at from, or from if there is no name.
-func nameEnd(line []byte, from int) int {
-	if from >= len(line) || nameByte[line[from]] == 0 || nameByte[line[from]] == 2 {
-		return from
+// nameEnd returns the end of the metric name that begins at start. It returns start if there is no name.
+func nameEnd(line []byte, start int) int {
+	if start >= len(line) || nameByte[line[start]] == 0 || nameByte[line[start]] == 2 {
+		return start
 	}
-	end := from + 1
+	end := start + 1
 	for end < len(line) && nameByte[line[end]] != 0 {
 		end++
 	}
 	return end
 }
 
-func labelNameEnd(line []byte, from int) int {
-	if from >= len(line) || nameByte[line[from]] != 1 {
-		return from
+func labelNameEnd(line []byte, start int) int {
+	if start >= len(line) || nameByte[line[start]] != 1 {
+		return start
 	}
-	end := from + 1
+	end := start + 1
 	for end < len(line) && nameByte[line[end]]&3 != 0 {
 		end++
 	}
 	return end
 }
 
-func blanks(line []byte, from int) int {
+func skipBlanks(line []byte, from int) int {
 	for from < len(line) && (line[from] == ' ' || line[from] == '\t') {
 		from++
 	}
@@ -90,18 +91,18 @@ func tokenEnd(line []byte, from int) int {
 // parse parses a line and reports whether it is a sample that all readers of the format accept.
 func (s *sample) parse(line []byte, f Format) bool {
 	*s = sample{line: line, pairs: s.pairs[:0], anyBytes: s.anyBytes}
-	at := blanks(line, 0)
+	at := skipBlanks(line, 0)
 	s.name = span{at, nameEnd(line, at)}
 	if s.name.from == s.name.to {
 		return false
 	}
-	at = blanks(line, s.name.to)
+	at = skipBlanks(line, s.name.to)
 	if at < len(line) && line[at] == '{' {
 		var ok bool
 		if at, ok = s.parseLabels(at + 1); !ok {
 			return false
 		}
-		at = blanks(line, at)
+		at = skipBlanks(line, at)
 	} else if at == s.name.to {
 		return false
 	}
@@ -114,13 +115,13 @@ func (s *sample) parse(line []byte, f Format) bool {
 
 // parseRest parses the optional parts after the value: a timestamp and, in OpenMetrics, an exemplar.
 func (s *sample) parseRest(f Format) bool {
-	at := blanks(s.line, s.value.to)
+	at := skipBlanks(s.line, s.value.to)
 	if at < len(s.line) && s.line[at] != '#' {
 		s.time = span{at, tokenEnd(s.line, at)}
 		if !validTime(s.text(s.time), f) {
 			return false
 		}
-		at = blanks(s.line, s.time.to)
+		at = skipBlanks(s.line, s.time.to)
 	}
 	if at == len(s.line) {
 		return true
@@ -128,7 +129,7 @@ func (s *sample) parseRest(f Format) bool {
 	if f != OpenMetrics || s.line[at] != '#' {
 		return false
 	}
-	at = blanks(s.line, at+1)
+	at = skipBlanks(s.line, at+1)
 	s.exemplar, s.exemplarPresent = span{at, len(bytes.TrimRight(s.line, " \t"))}, true
 	return s.exemplar.from < s.exemplar.to && s.line[at] == '{'
 }
@@ -139,7 +140,7 @@ func (s *sample) parseLabels(from int) (end int, ok bool) {
 	line, at := s.line, from
 	for {
 		start := at
-		if at = blanks(line, at); at != start {
+		if at = skipBlanks(line, at); at != start {
 			s.loose = true
 		}
 		if at < len(line) && line[at] == '}' {
@@ -151,7 +152,7 @@ func (s *sample) parseLabels(from int) (end int, ok bool) {
 			return at, false
 		}
 		start = at
-		if at = blanks(line, at); at != start {
+		if at = skipBlanks(line, at); at != start {
 			s.loose = true
 		}
 		switch {
@@ -173,11 +174,11 @@ func (s *sample) parseLabel(at int) (end int, ok bool) {
 	if name.from == name.to || len(s.pairs) == maxLabels {
 		return at, false
 	}
-	if at = blanks(line, name.to); at >= len(line) || line[at] != '=' {
+	if at = skipBlanks(line, name.to); at >= len(line) || line[at] != '=' {
 		return at, false
 	}
 	s.loose = s.loose || at != name.to
-	quote := blanks(line, at+1)
+	quote := skipBlanks(line, at+1)
 	if quote >= len(line) || line[quote] != '"' {
 		return at, false
 	}

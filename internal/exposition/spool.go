@@ -88,7 +88,8 @@ func (m *Merger) join(spools []*Spool, f *family, prefix string) {
 	}
 }
 
-// flush writes the remaining families of a spool, each together with the families of the same name in later spools.
+// flush writes the remaining families of the i-th spool, each together with the families of the same name in later
+// spools.
 func (m *Merger) flush(i int) {
 	sp := m.later[i]
 	m.source++

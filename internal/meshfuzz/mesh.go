@@ -159,7 +159,7 @@ func (m *Mesh) put(kind config.Kind, apiVersion, namespace, name string, spec ob
 	return m.putFields(kind, apiVersion, namespace, name, object{"spec": spec})
 }
 
-// putFields is put for a document that has other fields than spec.
+// putFields is like put for a document with the top-level fields fields, for example a Secret, which has no spec.
 func (m *Mesh) putFields(kind config.Kind, apiVersion, namespace, name string, fields object) (Edit, bool) {
 	o := object{"apiVersion": apiVersion, "kind": string(kind), "metadata": object{"name": name, "namespace": namespace}}
 	maps.Copy(o, fields)

@@ -4,10 +4,10 @@ import "github.com/pilotfish-mesh/pilotfish/controlplane/config"
 
 // snippet is a document with several versions.
 type snippet struct {
-	kind             config.Kind
-	group, namespace string
-	name             string
-	versions         []object
+	kind                  config.Kind
+	apiVersion, namespace string
+	name                  string
+	versions              []object
 }
 
 const (
@@ -68,12 +68,12 @@ func (m *Mesh) editSnippet() (Edit, bool) {
 	}
 	version := pick(m, s.versions)
 	if s.kind == config.Secret {
-		return m.putFields(s.kind, s.group, s.namespace, s.name, version)
+		return m.putFields(s.kind, s.apiVersion, s.namespace, s.name, version)
 	}
-	return m.put(s.kind, s.group, s.namespace, s.name, version)
+	return m.put(s.kind, s.apiVersion, s.namespace, s.name, version)
 }
 
-// certificates are certificates of authorities whose private keys were discarded.
+// certificates are CA certificates whose private keys were discarded.
 var certificates = []string{`-----BEGIN CERTIFICATE-----
 MIIBeDCCAR2gAwIBAgIUKohSjO3XvH+Svibb+u5ybxUtyMIwCgYIKoZIzj0EAwIw
 EDEOMAwGA1UEAwwFdGVzdDAwIBcNMjYxMTIxMjEyMjU1WhgPMjEyNjEwMjgyMTIy

@@ -27,7 +27,7 @@ func (p *Prober) Exec(ctx context.Context, s Spec) error {
 	cmd := exec.CommandContext(ctx, s.Exec.Command[0], s.Exec.Command[1:]...)
 	var output head
 	cmd.Stdout, cmd.Stderr = &output, &output
-	cmd.WaitDelay = time.Second // child processes may not have closed the output
+	cmd.WaitDelay = time.Second // limits the wait for child processes that have the output open
 	ownGroup(cmd)
 	err := cmd.Run()
 	if err == nil || errors.Is(err, exec.ErrWaitDelay) && cmd.ProcessState.Success() {

@@ -63,7 +63,7 @@ func explainGRPC(err error, s Spec) error {
 		return errors.New("the application has no gRPC health service (grpc.health.v1.Health)")
 	case codes.NotFound:
 		return fmt.Errorf("the application's health service does not know the service %q", s.GRPC.Service)
-	case codes.DeadlineExceeded: // the server reported it; it receives the deadline of the probe
+	case codes.DeadlineExceeded: // the server receives the probe's deadline, and can report it first
 		return TimeoutError(s.Timeout)
 	default:
 		return fmt.Errorf("%s: %s", status.Code(), status.Message())

@@ -33,9 +33,11 @@ type Request struct {
 
 // Response is an application's response to an HTTP probe.
 type Response struct {
-	// Code is the application's status code, from 200 to 599. For a redirect to another host, it is 200.
+	// Code is the status code, from 200 to 599. It is 200 for an application's status from 300 to 399, for example a
+	// redirect to another host.
 	Code int
-	// Body contains the first 10 KiB of the body as received. It is compressed if the caller accepts compression.
+	// Body contains the first 10 KiB of the body as received. It may be compressed if the caller accepts compression.
+	// It is empty for a status from 300 to 399.
 	Body []byte
 }
 
@@ -48,7 +50,7 @@ func newTransport(c Config) *http.Transport {
 	protocols.SetHTTP2(c.HTTP2)
 	t := &http.Transport{
 		DialContext: dial,
-		// The kubelet does not verify it either, and the probe sends no secret.
+		// Like the kubelet, the prober does not verify the certificate. The probe sends no secret.
 		TLSClientConfig:        &tls.Config{InsecureSkipVerify: true},
 		TLSHandshakeTimeout:    10 * time.Second,
 		Protocols:              &protocols,
@@ -123,7 +125,8 @@ func readResponse(resp *http.Response) (Response, error) {
 	return Response{Code: resp.StatusCode, Body: body}, nil
 }
 
-// url returns the URL of the probe. If the configured path is not valid in a URL, it is used unchanged.
+// url returns the URL of the probe, without the fragment of the configured path. If the path is not valid in a URL, url
+// uses it as the unescaped path.
 func (h *HTTP) url() *url.URL {
 	path, _, _ := strings.Cut(h.Path, "#")
 	if !strings.HasPrefix(path, "/") {
@@ -153,7 +156,7 @@ func (h *HTTP) request(ctx context.Context, r Request) *http.Request {
 	if r.Header == nil && req.Header.Get("User-Agent") == "" {
 		req.Header.Set("User-Agent", defaultUserAgent)
 	} else if _, named := req.Header["User-Agent"]; !named {
-		req.Header["User-Agent"] = []string{""} // without it, net/http sends its own
+		req.Header["User-Agent"] = []string{""} // without this entry, net/http sends its own User-Agent
 	}
 	dropHopByHop(req.Header)
 	return req

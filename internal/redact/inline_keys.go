@@ -36,11 +36,11 @@ func findMark(line, begins string) (from, to int) {
 	}
 }
 
-// withoutKeys removes the private keys within one line. Their line ends may be encoded in any way, for example as \n.
-// If the end mark of the last key is missing, open is true, and after is the text after its begin mark. It does not use
-// a regular expression, because that would be a hundred times slower, and clients can determine the content of access
-// logs.
-func withoutKeys(line string) (before, after string, open bool) {
+// removeKeys replaces the private keys within one line with "[redacted]". before is the resulting text. Their line ends
+// may be encoded in any way, for example as \n. If the end mark of the last key is missing, open is true, before ends
+// at its begin mark, and after is the text after that mark. removeKeys does not use a regular expression, because that
+// would be a hundred times slower, and clients can determine the content of access logs.
+func removeKeys(line string) (before, after string, open bool) {
 	var b strings.Builder
 	for {
 		from, to := findMark(line, keyBegins)
@@ -57,20 +57,20 @@ func withoutKeys(line string) (before, after string, open bool) {
 	}
 }
 
-// afterMark returns those parts of the text after a key's begin mark that may be printed.
-func afterMark(after string) string {
+// redactAfterMark returns the text after a key's begin mark without the parts that may belong to the key.
+func redactAfterMark(after string) string {
 	text := strings.TrimLeft(after, " \t")
 	switch {
 	case trimEnds(after) == "", text[0] == '\\', text[0] == '%': // a key with encoded line ends
 		return ""
-	case len(text) < len(after) && pieceAt(text, 0) >= minKey: // a key with spaces in place of line ends
+	case len(text) < len(after) && base64Length(text, 0) >= minKey: // a key with spaces in place of line ends
 		return ""
 	}
-	return withoutPieces(after)
+	return redactPieces(after)
 }
 
-// pieceAt returns the length of the base64 text at a position, which may be part of a key.
-func pieceAt(line string, at int) int {
+// base64Length returns the length of the base64 text at the position at. Such a text may be part of a key.
+func base64Length(line string, at int) int {
 	n := 0
 	for at+n < len(line) && base64Byte(line[at+n]) {
 		n++
@@ -78,12 +78,12 @@ func pieceAt(line string, at int) int {
 	return n
 }
 
-// withoutPieces removes possible parts of a key from the beginning and end of a line, and next to encoded line ends.
+// redactPieces redacts possible parts of a key at the beginning and end of a line, and next to encoded line ends.
 // Several processes write to one log, and the text of one can interrupt that of another at any position.
-func withoutPieces(line string) string {
+func redactPieces(line string) string {
 	var b strings.Builder
 	for at := 0; at < len(line); {
-		n := pieceAt(line, at)
+		n := base64Length(line, at)
 		if n == 0 {
 			b.WriteByte(line[at])
 			at++

@@ -27,8 +27,8 @@ const (
 )
 
 var (
-	// tornMark matches a begin mark that is interrupted within its last dashes. tornEnd matches an end mark that is
-	// interrupted in the same way, without its "-----END ".
+	// tornMark matches a begin mark that is interrupted within its last dashes. tornEnd matches the text after the
+	// "-----END " of an end mark that is interrupted in the same way.
 	tornMark = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^-----BEGIN [A-Z ]*PRIVATE KEY(-{0,4})`) })
 	tornEnd  = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Z ]*PRIVATE KEY(-{0,4})`) })
 	// wholeMark matches a whole mark of any kind of key, such as a public key.
@@ -113,13 +113,13 @@ func (l *Lines) Key(line string) (rest string, all bool) {
 	if !strings.Contains(line, keyBegins) {
 		return l.redactOutside(line), false
 	}
-	line, after, open := withoutKeys(line)
+	line, after, open := removeKeys(line)
 	if open {
 		if strings.Contains(after, keyEnds) { // the end mark is incomplete
 			return line, false
 		}
 		l.begin()
-		return line + afterMark(after), false
+		return line + redactAfterMark(after), false
 	}
 	if begin := strings.LastIndex(line, keyBegins); begin >= 0 {
 		l.tear(line[begin:])
@@ -174,7 +174,8 @@ func (l *Lines) begin() { l.key, l.torn, l.foreign = 1, 0, 0 }
 
 func (l *Lines) endKey() { l.key, l.torn = 0, 0 }
 
-// redactInside redacts a line within a key. For the results see Key.
+// redactInside redacts a line within a key. For the results see Key. After maxKeyLines or maxForeignLines lines, it
+// ends the key and returns the line unchanged.
 func (l *Lines) redactInside(line string) (rest string, all bool) {
 	another := isOtherPEM(line)
 	if end := strings.Index(line, keyEnds); end >= 0 && !another {
@@ -190,21 +191,21 @@ func (l *Lines) redactInside(line string) (rest string, all bool) {
 	}
 	if l.completesMark(line) {
 		l.endKey()
-		return withoutPieces(line), false
+		return redactPieces(line), false
 	}
 	l.key++
-	of := isKeyLine(line)
-	if !of {
+	ofKey := isKeyLine(line)
+	if !ofKey {
 		l.foreign++
 	}
 	if l.key > maxKeyLines || l.foreign > maxForeignLines {
 		l.endKey()
 		return line, false
 	}
-	if of {
+	if ofKey {
 		return "", true
 	}
-	return withoutPieces(line), false
+	return redactPieces(line), false
 }
 
 // isMarkRest reports whether a line ends with the second part of the mark of a private key. The text of another process
@@ -226,7 +227,7 @@ func (l *Lines) end(before, after string) (rest string, all bool) {
 				l.endKey()
 			}
 		}
-		return withoutPieces(before) + strings.TrimLeft(after, "ABCDEFGHIJKLMNOPQRSTUVWXYZ -"), false
+		return redactPieces(before) + strings.TrimLeft(after, "ABCDEFGHIJKLMNOPQRSTUVWXYZ -"), false
 	}
 	l.endKey()
 	if trimEnds(behind) == "" {
@@ -235,7 +236,7 @@ func (l *Lines) end(before, after string) (rest string, all bool) {
 	if before+behind == "" {
 		return "", true
 	}
-	return l.Key(withoutPieces(before) + behind) // another key may begin
+	return l.Key(redactPieces(before) + behind) // another key may begin
 }
 
 // trimEnds removes spaces, quotes, commas and encoded line ends from the ends of a line.

@@ -24,7 +24,7 @@ func NodeMetadata(to io.Writer, from io.Reader) error {
 		}
 		if err != nil {
 			_ = out.Flush()
-			return fmt.Errorf("removing secrets from node metadata: %w", atEnd(err))
+			return fmt.Errorf("removing secrets from node metadata: %w", unexpectedEOF(err))
 		}
 	}
 }
@@ -103,7 +103,7 @@ func (c *metadataCopier) copyRedacted(text []byte) error {
 	indentation, isIndented := indentationOf(text)
 	var value json.RawMessage
 	if err := c.in.Decode(&value); err != nil {
-		return atEnd(err)
+		return unexpectedEOF(err)
 	}
 	c.takeRaw()
 	var clean, shown bytes.Buffer

@@ -16,8 +16,8 @@ import (
 // redacted is printed in place of a secret.
 const redacted = "[redacted]"
 
-// maxJSONDepth limits the nesting of JSON, and is far higher than that of Envoy's configuration. maxTextDepth limits
-// the nesting of JSON within strings in JSON.
+// maxJSONDepth limits the nesting of JSON. Envoy's configuration is nested far less deeply. maxTextDepth limits the
+// nesting of JSON within strings in JSON.
 const (
 	maxJSONDepth = 256
 	maxTextDepth = 4
@@ -65,8 +65,8 @@ func JSON(to io.Writer, from io.Reader) error {
 type redactor struct {
 	in  *json.Decoder
 	out *bufio.Writer
-	// textDepth is the number of JSON strings that enclose the current JSON. found reports whether it contained a
-	// secret.
+	// textDepth is the number of JSON strings that enclose the current JSON. found is true if the current JSON
+	// contained a secret.
 	textDepth int
 	found     bool
 }
@@ -78,7 +78,7 @@ func (r *redactor) value(name string, hidden bool, depth int) error {
 	}
 	t, err := r.in.Token()
 	if err != nil {
-		return atEnd(err)
+		return unexpectedEOF(err)
 	}
 	switch v := t.(type) {
 	case json.Delim:
@@ -98,20 +98,20 @@ func (r *redactor) value(name string, hidden bool, depth int) error {
 
 // text returns a string without its secrets. Some filters have JSON configuration in a string.
 func (r *redactor) text(v string) string {
-	if inner, ok := withoutEmbedded(v, r.textDepth); ok {
+	if inner, ok := redactEmbedded(v, r.textDepth); ok {
 		r.found = true
 		v = inner
 	}
-	if mayHold(v) && secretTexts().MatchString(v) {
+	if mayContainSecret(v) && secretTexts().MatchString(v) {
 		r.found = true
 		return redacted
 	}
 	return v
 }
 
-// withoutEmbedded returns a JSON text without its secrets. ok is false if the text is not JSON or contains no secrets.
-// within is the number of JSON strings that enclose the text.
-func withoutEmbedded(text string, within int) (string, bool) {
+// redactEmbedded returns a JSON text without its secrets, or "[redacted]" if it is nested too deeply. The second result
+// is false if the text is not JSON or contains no secrets. within is the number of JSON strings that enclose the text.
+func redactEmbedded(text string, within int) (string, bool) {
 	trimmed := strings.TrimSpace(text)
 	if len(trimmed) < 2 || trimmed[0] != '{' && trimmed[0] != '[' || !json.Valid([]byte(trimmed)) {
 		return "", false
@@ -128,8 +128,9 @@ func withoutEmbedded(text string, within int) (string, bool) {
 	return clean.String(), r.found
 }
 
-// atEnd returns io.ErrUnexpectedEOF for io.EOF, because the JSON is incomplete. It returns other errors unchanged.
-func atEnd(err error) error {
+// unexpectedEOF returns io.ErrUnexpectedEOF for io.EOF, because the JSON is incomplete. It returns other errors
+// unchanged.
+func unexpectedEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
 	}
@@ -164,7 +165,7 @@ func (r *redactor) object(hidden bool, depth int) error {
 	for first := true; r.in.More(); first = false {
 		t, err := r.in.Token()
 		if err != nil {
-			return atEnd(err)
+			return unexpectedEOF(err)
 		}
 		name, _ := t.(string)
 		if !first {
@@ -176,7 +177,7 @@ func (r *redactor) object(hidden bool, depth int) error {
 		_ = r.out.WriteByte(':')
 		switch {
 		case !hidden && namesHeader[name]:
-			header, err = r.headerName(depth)
+			header, err = r.copyHeaderName(depth)
 		default:
 			err = r.value(name, hidden || secretNames().MatchString(name) || header && holdsHeader[name], depth+1)
 		}
@@ -192,11 +193,11 @@ var (
 	holdsHeader = map[string]bool{"value": true, "raw_value": true, "string_value": true, "exact_match": true, "string_match": true}
 )
 
-// headerName copies a value that may be the name of a header. It reports whether the name indicates a secret.
-func (r *redactor) headerName(depth int) (bool, error) {
+// copyHeaderName copies a value that may be the name of a header. It reports whether the name indicates a secret.
+func (r *redactor) copyHeaderName(depth int) (bool, error) {
 	t, err := r.in.Token()
 	if err != nil {
-		return false, atEnd(err)
+		return false, unexpectedEOF(err)
 	}
 	switch v := t.(type) {
 	case json.Delim:
@@ -212,7 +213,7 @@ func (r *redactor) headerName(depth int) (bool, error) {
 
 func (r *redactor) close(with byte) error {
 	if _, err := r.in.Token(); err != nil {
-		return atEnd(err)
+		return unexpectedEOF(err)
 	}
 	return r.out.WriteByte(with)
 }
@@ -220,7 +221,7 @@ func (r *redactor) close(with byte) error {
 // Text returns a text without parts that look like secrets. If the text is JSON, it also removes the values of fields
 // whose names indicate a secret.
 func Text(text string) string {
-	if clean, ok := withoutEmbedded(text, 0); ok {
+	if clean, ok := redactEmbedded(text, 0); ok {
 		text = clean
 	}
 	return RedactPatterns(text)
@@ -228,16 +229,16 @@ func Text(text string) string {
 
 // RedactPatterns returns a text without parts that look like secrets.
 func RedactPatterns(text string) string {
-	if !mayHold(text) || !secretTexts().MatchString(text) {
+	if !mayContainSecret(text) || !secretTexts().MatchString(text) {
 		return text
 	}
 	return strings.TrimSpace(secretTexts().ReplaceAllString(text, redacted))
 }
 
-// mayHold reports whether a text may contain a secret. Every text that secretTexts matches contains one of the
-// substrings for which it searches. It is a hundred times faster than the regular expression, and Envoy may log
-// thousands of lines per second.
-func mayHold(text string) bool {
+// mayContainSecret reports whether a text may contain a secret. Every text that secretTexts matches contains one of the
+// substrings for which mayContainSecret searches. It is a hundred times faster than the regular expression, and Envoy
+// may log thousands of lines per second.
+func mayContainSecret(text string) bool {
 	return strings.Contains(text, "-----") || strings.Contains(text, "://") && strings.Contains(text, "@") ||
 		strings.Contains(text, "=") && strings.ContainsAny(text, "?&") || hasBeginning(text) ||
 		strings.Contains(text, "\u017f") // the long s, which matches s in a case-insensitive expression

@@ -163,7 +163,7 @@ func blank(v any) any {
 	return v
 }
 
-// FuzzMayHold: mayHold returns true for every text that secretTexts matches.
+// FuzzMayHold: mayContainSecret returns true for every text that secretTexts matches.
 func FuzzMayHold(f *testing.F) {
 	for _, text := range []string{
 		"-----BEGIN RSA PRIVATE KEY-----\nabc", "a Bearer abcdefghijkl", "BASIC YWxhZGRpbjpv", "x eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ4In0.abc",
@@ -174,8 +174,8 @@ func FuzzMayHold(f *testing.F) {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		if secretTexts().MatchString(text) && !mayHold(text) {
-			t.Errorf("mayHold does not detect the secret in %q", text)
+		if secretTexts().MatchString(text) && !mayContainSecret(text) {
+			t.Errorf("mayContainSecret does not detect the secret in %q", text)
 		}
 	})
 }
