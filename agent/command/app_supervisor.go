@@ -22,8 +22,8 @@ const (
 	orphanGracePeriod = 10 * time.Second
 )
 
-// forwardedSignals are the signals that the agent forwards to the application. It does not forward terminalSignals if the
-// application is in its process group, because the terminal then sends them to the application too.
+// forwardedSignals are the signals that the agent forwards to the application. It does not forward terminalSignals if
+// the application is in the agent's process group, because the terminal then sends them to the application too.
 var (
 	forwardedSignals = []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2,
 		syscall.SIGWINCH, syscall.SIGCONT}
@@ -101,7 +101,7 @@ func (j *appSupervisor) awaitReady(ctx context.Context) error {
 	}
 }
 
-// isStopSignal reports whether a signal requests a stop. It also returns the signal's number.
+// isStopSignal returns the number of s, and reports whether s requests a stop.
 func isStopSignal(s os.Signal) (int, bool) {
 	number, ok := s.(syscall.Signal)
 	return int(number), ok && slices.Contains([]os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP}, s)

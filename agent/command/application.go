@@ -22,7 +22,7 @@ type application struct {
 	done        chan struct{}
 }
 
-// findApplication returns the path of a program, which it looks up in PATH.
+// findApplication looks up the program name in PATH and returns its path.
 func findApplication(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	switch {

@@ -76,7 +76,8 @@ func newCheckCommand() *cobra.Command {
 	return c
 }
 
-// addRedirectionCheck inserts the check of the redirection before that of the DNS server.
+// addRedirectionCheck returns a copy of checks with redirection inserted before the check of the DNS server. If checks
+// has no such check, redirection becomes the first.
 func addRedirectionCheck(checks []agent.CheckResult, redirection agent.CheckResult) []agent.CheckResult {
 	at := slices.IndexFunc(checks, func(c agent.CheckResult) bool { return c.Name == agent.CheckDNS })
 	return slices.Insert(slices.Clone(checks), max(at, 0), redirection)

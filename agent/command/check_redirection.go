@@ -92,7 +92,8 @@ func failRedirection(format string, args ...any) agent.CheckResult {
 		Remedy: "run `iptables` with the pod's options again, or restart the pod; `iptables verify` tests the rules with packets"}
 }
 
-// readInstalledRules returns the output of the redirection command. An error contains the last line of its messages.
+// readInstalledRules executes this program with args, the redirection command, and decodes its output. If the command
+// fails, the error contains the last line of the command's stderr.
 func readInstalledRules(ctx context.Context, args []string) (rules installedRules, err error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -111,7 +112,7 @@ func readInstalledRules(ctx context.Context, args []string) (rules installedRule
 	return rules, nil
 }
 
-// redirectionError is a failure of the redirection command, with its message.
+// redirectionError is a failure of the redirection command. message is the last line of the command's stderr.
 type redirectionError struct {
 	message string
 	err     error

@@ -32,7 +32,7 @@ func Commands() []*cobra.Command {
 	}
 }
 
-// NewRoot returns the command line of the program pilotfish-agent, with the given command iptables.
+// NewRoot returns the command line of the program pilotfish-agent. redirection is its command iptables.
 func NewRoot(redirection *cobra.Command) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "pilotfish-agent",

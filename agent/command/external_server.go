@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/sds"
 )
 
-// externalServerTimeout is the maximum wait for an external server on the certificate socket.
+// externalServerTimeout is the maximum wait until another process serves the certificate socket.
 // externalServerPollInterval is the interval between checks.
 const (
 	externalServerTimeout      = 10 * time.Second
@@ -37,7 +37,7 @@ func isSameServer(a, b string) bool {
 	return first != 0 && first == second
 }
 
-// listenerPID returns the PID of the process that listens on a socket; 0 if unknown.
+// listenerPID returns the PID of the process that listens on socket, or 0 if the PID is unknown.
 func listenerPID(socket string) int32 {
 	conn, err := net.DialTimeout("unix", socket, config.PeerDialTimeout)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
 
-// addLastGood adds the age of the configuration that Envoy uses, and which parts of it are stored. The agent can start
-// Envoy with the stored parts if no control plane responds.
+// addLastGood adds rows to t: when the control plane last confirmed Envoy's configuration, and which parts of the
+// configuration are stored. The agent can start Envoy with the stored parts if no control plane responds.
 func addLastGood(t *terminal.Table, g xdsproxy.LastGoodStatus) {
 	switch {
 	case g.Served:

@@ -80,7 +80,7 @@ type proxyOptions struct {
 	awaitAddress func() []netip.Addr // see config.Inputs.AwaitAddress
 }
 
-// proxyTypes are the values of the argument of commands that resolve a proxy's configuration.
+// proxyTypes are the shell completions of the argument TYPE. A tab separates each value from its description.
 var proxyTypes = []string{"sidecar\tproxy of one workload", "router\tgateway", "waypoint\tgateway of a namespace"}
 
 // addTo adds the flags except those of the log, and the completion of the proxy type.
@@ -152,7 +152,8 @@ func (o *proxyOptions) proxy(cmd *cobra.Command, args []string) error {
 	return runAgent(cmd.Context(), c, log, started, reopen)
 }
 
-// prepare opens the log, resolves the configuration, and logs its warnings. The caller must close the log.
+// prepare opens the log, resolves the configuration, and logs its warnings. Unless the configuration allows core dumps,
+// it protects the agent's memory. The caller must close the log.
 func (o *proxyOptions) prepare(cmd *cobra.Command, args []string) (*config.Config, *logging.Log, error) {
 	if err := checkSupported(); err != nil {
 		return nil, nil, err
@@ -180,7 +181,7 @@ func (o *proxyOptions) prepare(cmd *cobra.Command, args []string) (*config.Confi
 	return c, log, nil
 }
 
-// runAgent runs the agent until a signal stops it or it fails.
+// runAgent runs the agent until a signal stops it or it fails. It returns nil if Envoy exited unexpectedly with code 0.
 func runAgent(ctx context.Context, c *config.Config, logger *logging.Log, started time.Time, reopen chan os.Signal) error {
 	signals := handleSignals(ctx, logger.Logger)
 	defer signals.stop()
@@ -264,7 +265,7 @@ func addressesOfInterface(name string) ([]netip.Addr, error) {
 	return globalAddresses(all), err
 }
 
-// lookupTimeout is the timeout of lookupHost. The agent's start waits for it.
+// lookupTimeout is the timeout of lookupHost. The agent's start waits for the lookup.
 const lookupTimeout = 5 * time.Second
 
 // lookupHost returns the IP addresses of a host name.
@@ -292,8 +293,8 @@ const (
 	addressInterval = 100 * time.Millisecond
 )
 
-// awaitAddress calls look repeatedly until look returns an IP address or timeout has passed. It returns the last
-// result.
+// awaitAddress calls look repeatedly until look returns an IP address or timeout has passed. It returns the addresses,
+// or nil after the timeout.
 func awaitAddress(ctx context.Context, log *slog.Logger, look func() ([]netip.Addr, error), timeout time.Duration) []netip.Addr {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -45,7 +45,7 @@ func reapOrphans(ctx context.Context, own func(pid int) bool) {
 }
 
 // reapZombies reaps the zombies in before, which the previous call returned. It returns the zombies that were not in
-// before.
+// before. It ignores the processes for which own returns true.
 func reapZombies(before map[int]bool, own func(int) bool) map[int]bool {
 	fresh := map[int]bool{}
 	for _, pid := range zombieChildren("/proc", os.Getpid()) {
@@ -60,7 +60,7 @@ func reapZombies(before map[int]bool, own func(int) bool) map[int]bool {
 	return fresh
 }
 
-// zombieChildren returns the zombie children of a process.
+// zombieChildren returns the PIDs of parent's zombie children. proc is the directory of the proc file system.
 func zombieChildren(proc string, parent int) []int {
 	files, _ := filepath.Glob(filepath.Join(proc, "[0-9]*", "stat"))
 	var dead []int

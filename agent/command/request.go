@@ -45,8 +45,8 @@ const (
 	agentStatusPort = 15020
 )
 
-// requestPorts are the values of --debug-port: Istio's default ports, and those of this proxy. No server listens on 15004
-// any more, but old tools still use it.
+// requestPorts are the values of --debug-port: Istio's default ports, and the ports of this proxy. No server listens on
+// 15004 any more, but old tools still use it.
 type requestPorts struct {
 	own config.Ports
 }
@@ -91,7 +91,7 @@ func newRequestCommand() *cobra.Command {
 }
 
 // controlURL returns the URL on the control socket with the same content as path on the port. ok is false if the
-// control socket does not serve that content.
+// request must be sent to the port.
 func (p requestPorts) controlURL(port int, path string) (url string, ok bool) {
 	if port == envoyAdminPort || port == p.own.Admin {
 		return agent.ControlBaseURL + agent.AdminPath + path, true

@@ -13,7 +13,7 @@ import (
 
 // signals provides the signals that the agent process receives.
 type signals struct {
-	// ctx ends at the first SIGTERM, SIGINT or SIGHUP. hasten is closed at the second of these signals, and drain at
+	// ctx ends at the first SIGTERM, SIGINT or SIGHUP. shorten is closed at the second of these signals, and drain at
 	// SIGUSR2.
 	ctx     context.Context
 	shorten chan struct{}
@@ -34,7 +34,7 @@ func handleSignals(parent context.Context, logger *slog.Logger) *signals {
 	}
 	done := make(chan struct{})
 	go func() {
-		hasten, drain := sync.OnceFunc(func() { close(s.shorten) }), sync.OnceFunc(func() { close(s.drain) })
+		shorten, drain := sync.OnceFunc(func() { close(s.shorten) }), sync.OnceFunc(func() { close(s.drain) })
 		for {
 			select {
 			case got := <-incoming:
@@ -45,7 +45,7 @@ func handleSignals(parent context.Context, logger *slog.Logger) *signals {
 				}
 				logger.Info("received a signal to stop", "signal", got.String())
 				if ctx.Err() != nil {
-					hasten()
+					shorten()
 				}
 				cancel()
 			case <-done:

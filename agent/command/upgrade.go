@@ -82,7 +82,6 @@ func newUpgradeCommand() *cobra.Command {
 	return c
 }
 
-// checkUpgradeFlags returns an error if the flags are invalid.
 func checkUpgradeFlags(o agent.UpgradeRequest) error {
 	switch {
 	case o.Path == "":

@@ -37,7 +37,7 @@ func newXDSCommand() *cobra.Command {
 }
 
 // newXDSQueryCommand completes the command c so that it requests path from the running agent. The command prints the
-// response as JSON or, with table, as a table.
+// response as JSON or YAML, or calls table to print it.
 func newXDSQueryCommand[T any](c *cobra.Command, path string, table func(io.Writer, T) error) *cobra.Command {
 	var q agentQuery
 	c.Args = usage.Args()

@@ -15,11 +15,11 @@ import (
 // CloudLocation is the location of a machine according to its cloud provider.
 type CloudLocation struct {
 	Region, Zone string
-	// Facts contains the entries of PLATFORM_METADATA in the node metadata. Its keys are those that Istio uses.
+	// Facts contains the entries of PLATFORM_METADATA in the node metadata. The keys are the same as in Istio.
 	Facts map[string]string
 }
 
-// locality returns region/zone.
+// locality returns region/zone, or only the region if the zone is empty.
 func (p CloudLocation) locality() string { return strings.TrimSuffix(p.Region+"/"+p.Zone, "/") }
 
 const (
@@ -55,7 +55,7 @@ func (r *resolver) resolveCloud() {
 	}
 }
 
-// QueryCloud queries the platform's metadata server.
+// QueryCloud queries the metadata server of platform: gcp, aws or azure.
 func QueryCloud(platform string) (CloudLocation, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), cloudTimeout)
 	defer cancel()
@@ -66,8 +66,8 @@ func QueryCloud(platform string) (CloudLocation, error) {
 	return (&cloudService{base: base, client: cloudClient()}).locate(ctx, platform)
 }
 
-// cloudClient returns an HTTP client for metadata servers. It ignores HTTP_PROXY and similar variables, because a
-// metadata server is local to its machines.
+// cloudClient returns an HTTP client for metadata servers. It ignores HTTP_PROXY and similar variables, because the
+// metadata server is local to the machine.
 func cloudClient() *http.Client {
 	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, ResponseHeaderTimeout: cloudTimeout}}
 }
@@ -164,8 +164,8 @@ func (p CloudLocation) addFact(name, value string) {
 	}
 }
 
-// get returns the body of a response. Each cloud requires a specific request header, which protects against requests
-// from web pages.
+// get sends a request and returns the response body. Each cloud requires its own request header, which protects against
+// requests from web pages.
 func (s *cloudService) get(ctx context.Context, method, path, header, value string) (string, error) {
 	request, err := http.NewRequestWithContext(ctx, method, s.base+path, nil)
 	if err != nil {

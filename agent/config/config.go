@@ -166,15 +166,15 @@ type Shutdown struct {
 	// PreDelay is the time between the stop signal and the drain. Meanwhile the proxy reports that it is not ready, but
 	// serves normally.
 	PreDelay time.Duration
-	// Linger is how long idle connections may stay open after the drain has begun. With WhenIdle, they may stay open
-	// until the deadline. In both cases, the agent waits for active requests.
+	// Linger is how long idle connections may stay open after the drain has begun. If WhenIdle is true, they may stay
+	// open until the deadline. In both cases, the agent waits for active requests.
 	Linger   time.Duration
 	WhenIdle bool
 	// Minimum is the minimum duration of the drain. After this time, the drain ends as soon as there are no requests
 	// and connections for which the agent waits.
 	Minimum time.Duration
-	// Quiet is the minimum time without a new request or connection before a drain without active traffic ends early;
-	// 0: the drain does not wait for it. It applies only to proxies that have served requests recently.
+	// Quiet is the minimum time without a new request or connection before a drain without active traffic ends early; 0
+	// disables the wait. Quiet applies only to proxies that have served requests recently.
 	Quiet time.Duration
 	// TerminationMessage is the file from which Kubernetes reads a container's termination message; empty outside a
 	// pod.
@@ -183,11 +183,11 @@ type Shutdown struct {
 	Stop time.Duration
 }
 
-// QuietLimit returns the duration of the drain after which it no longer waits for a quiet period. Istio's proxy ends
-// then.
+// QuietLimit returns the time, from the start of the drain, after which the drain no longer waits for a quiet period.
+// Istio's proxy ends at the same time.
 func (s Shutdown) QuietLimit() time.Duration { return s.Linger - s.PreDelay }
 
-// EndsEarly reports whether a drain can end early, depending on the arrival of requests.
+// EndsEarly reports whether a drain can end before QuietLimit if no new requests arrive.
 func (s Shutdown) EndsEarly() bool { return s.Quiet > 0 && s.Minimum < s.QuietLimit() }
 
 // AppProbes configures the probes of the application. The kubelet sends them to the agent, and the agent forwards them.
@@ -229,7 +229,7 @@ const (
 	sourceCgroup      = "cgroup limit"
 )
 
-// Default addresses and paths, which are those of Istio's agent. BootstrapFile is the name of Envoy's bootstrap file in
+// Default addresses and paths, the same as in Istio's agent. BootstrapFile is the name of Envoy's bootstrap file in
 // configPath.
 const (
 	defaultDiscovery  = "istiod.istio-system.svc:15012"
@@ -321,8 +321,8 @@ type HealthCheck struct {
 	SuccessThreshold, FailureThreshold int
 }
 
-// Metrics configures the path /metrics. It serves the agent's own metrics, merged with those of Envoy and the
-// application.
+// Metrics configures the path /metrics. The path serves the agent's own metrics, merged with the metrics of Envoy and
+// the application.
 type Metrics struct {
 	// Envoy adds Envoy's statistics.
 	Envoy bool

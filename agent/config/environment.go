@@ -60,7 +60,7 @@ func (e *environment) warnValue(variable, value, remedy, effect string) {
 	e.warn("environment %s: %q: %s; %s", variable, maskValue(variable, value), remedy, effect)
 }
 
-// errRefused is a value with which Istio's agent does not start either, or never becomes ready.
+// errRefused reports a value with which Istio's agent does not start either, or never becomes ready.
 var errRefused = errors.New("refused")
 
 // rejectValue adds a warning for an invalid value that Istio's agent replaces by the default, and an error for other
@@ -73,7 +73,7 @@ func (e *environment) rejectValue(variable, value, remedy string, fallback any, 
 	e.addValueError(variable, value, remedy)
 }
 
-// variableSource returns the source text of a variable that is set, and the default source otherwise.
+// variableSource returns the source of a setting that variable sets. If variable is empty, it returns sourceDefault.
 func (e *environment) variableSource(variable string) string {
 	if e.vars[variable] == "" {
 		return sourceDefault
@@ -91,7 +91,8 @@ func (e *environment) text(name, variable, fallback, fallbackSource string) stri
 	return value
 }
 
-// choice returns a value that must be one of allowed.
+// choice returns the variable's value, which must be one of allowed. If the variable is empty or invalid, it returns
+// fallback.
 func (e *environment) choice(name, variable, fallback string, allowed ...string) string {
 	return parseVariable(e, name, variable, fallback, "use one of "+strings.Join(allowed, ", "), func(s string) (string, error) {
 		if !slices.Contains(allowed, s) {
@@ -157,7 +158,7 @@ func (e *environment) ratio(name, variable string, fallback float64) float64 {
 	})
 }
 
-// address returns the IP address in a variable; the zero value if the variable is empty.
+// address returns the IP address in variable, or the zero value if the variable is empty or invalid.
 func (e *environment) address(name, variable string) netip.Addr {
 	const remedy = "write an IP address, such as 10.1.2.3"
 	text := e.vars[variable]

@@ -50,7 +50,8 @@ func newProxyConfigMerger() *proxyConfigMerger {
 // maxConfiguration is the maximum size of a configuration file.
 const maxConfiguration = 4 << 20
 
-// readMeshFile reads Istio's MeshConfig from a file. For a missing file, it returns an empty MeshConfig.
+// readMeshFile reads Istio's MeshConfig from file. The returned document contains only the fields that are in the file.
+// For a missing file, readMeshFile returns an empty MeshConfig and a nil document.
 func (r *resolver) readMeshFile(file string) (*meshv1.MeshConfig, protoyaml.Document, error) {
 	mesh := &meshv1.MeshConfig{}
 	b, err := regularfile.Read(file, maxConfiguration)
@@ -76,7 +77,8 @@ func (r *resolver) warnUnknownFields(source string, unknown []error) {
 	}
 }
 
-// mergeProxyConfigYAML merges a ProxyConfig in YAML. Its values replace those of the sources that were merged before.
+// mergeProxyConfigYAML merges text, a ProxyConfig in YAML. The fields in text replace the same fields of earlier
+// sources.
 func (r *resolver) mergeProxyConfigYAML(text, source string) error {
 	layer := &meshv1.ProxyConfig{}
 	doc, unknown, err := protoyaml.UnmarshalKnown(text, layer)
@@ -88,8 +90,8 @@ func (r *resolver) mergeProxyConfigYAML(text, source string) error {
 	return nil
 }
 
-// merge merges one source. The fields that doc contains replace those of l.merged; layer contains the same fields in
-// decoded form. The entries of proxyMetadata are merged individually, as in Istio, because each is a separate setting.
+// merge merges one source. Each field in doc replaces the same field of l.merged. layer contains the decoded fields.
+// The entries of proxyMetadata are merged individually, as in Istio, because each is a separate setting.
 func (l *proxyConfigMerger) merge(layer *meshv1.ProxyConfig, doc protoyaml.Document, source string) {
 	from, to := layer.ProtoReflect(), l.merged.ProtoReflect()
 	fields := from.Descriptor().Fields()
@@ -123,7 +125,7 @@ func (l *proxyConfigMerger) merge(layer *meshv1.ProxyConfig, doc protoyaml.Docum
 	}
 }
 
-// source returns the source of the field with this protobuf name.
+// source returns the source of the field with the protobuf name field, or sourceDefault if no source sets the field.
 func (l *proxyConfigMerger) source(field protoreflect.Name) string {
 	if s, ok := l.sources[field]; ok {
 		return s

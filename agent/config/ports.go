@@ -10,8 +10,9 @@ type Ports struct {
 	Admin, Status, Readiness int
 }
 
-// ReadPorts returns the ports of the proxy with the default mesh file, annotations and this environment. A command in the
-// proxy's container reads the same settings as the agent. For settings that are not valid, it returns the default ports.
+// ReadPorts resolves the proxy's ports from the default mesh file, the pod's annotations and env. A command in the
+// proxy's container reads the same settings as the agent. For settings that are not valid, it returns the default
+// ports.
 func ReadPorts(env []string) Ports {
 	r := &resolver{env: newEnvironment(env), merger: newProxyConfigMerger(), config: &Config{}, fs: fstimeout.TimeoutFS{Timeout: statTimeout}}
 	proxy := defaultProxyConfig()

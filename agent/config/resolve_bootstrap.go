@@ -125,8 +125,8 @@ func readBootstrapFile(file string) ([]byte, error) {
 	return data, nil
 }
 
-// minMemory is the minimum of PROXY_MEMORY_LIMIT. Envoy cannot run with less, and a smaller number is probably one
-// whose unit is missing.
+// minMemory is the minimum of PROXY_MEMORY_LIMIT. Envoy cannot run with less, and a smaller number probably lacks its
+// unit.
 const minMemory = 16 << 20
 
 // resolveMemoryLimit returns the container's memory limit in bytes, from the variable or the cgroup. It returns 0 if
@@ -185,8 +185,8 @@ func (r *resolver) resolveTracingProvider() *meshv1.MeshConfig_ExtensionProvider
 	return nil
 }
 
-// setMetadataFromEnv resolves the gRPC metadata entries of the provider whose values refer to environment variables.
-// Envoy cannot read the variables itself.
+// setMetadataFromEnv sets the gRPC metadata entries of p that refer to environment variables, because Envoy cannot read
+// the variables itself.
 func (r *resolver) setMetadataFromEnv(p *meshv1.MeshConfig_ExtensionProvider) {
 	for _, h := range p.GetOpentelemetry().GetGrpc().GetInitialMetadata() {
 		if value, ok := r.env.vars[h.GetEnvName()]; ok && h.GetEnvName() != "" {
@@ -195,7 +195,7 @@ func (r *resolver) setMetadataFromEnv(p *meshv1.MeshConfig_ExtensionProvider) {
 	}
 }
 
-// addError adds an error to those that Resolve returns.
+// addError adds an error to the errors that Resolve returns.
 func (r *resolver) addError(format string, args ...any) {
 	r.env.errs = append(r.env.errs, fmt.Errorf(format, args...))
 }

@@ -33,7 +33,7 @@ type Certificates struct {
 	TokenFile         string // empty for none
 	CertFile, KeyFile string // client certificate; empty for none
 	Headers           map[string]string
-	Signer            string // of the certificate, where the CA has several; empty for the CA's default
+	Signer            string // name of the signer, for a CA with several signers; empty for the CA's default
 	Key               sds.KeyType
 	PKCS8             bool
 	TTL               time.Duration
@@ -139,7 +139,7 @@ func (r *resolver) resolveAuthority() {
 	c.DropReplacedRoots = !r.env.boolean("certificates.keepReplacedRoots", "KEEP_REPLACED_ROOTS", true)
 }
 
-// authorityRootFile returns the default of CA_ROOT_CA. It is the same as that of Istio's agent.
+// authorityRootFile returns the default of CA_ROOT_CA. Istio's agent has the same default.
 func (r *resolver) authorityRootFile() (file, source string) {
 	provider := r.env.vars["PILOT_CERT_PROVIDER"]
 	if dir := r.env.vars["PROV_CERT"]; dir != "" && provider != "custom" && provider != "kubernetes" {
@@ -259,7 +259,8 @@ func (r *resolver) resolveWorkloadAPI() {
 }
 
 // findIdentityFiles returns the directory of a certificate that another program renews, or "" if there is none. It
-// checks the directories that Istio's agent checks, except the one to which this agent writes its own certificate.
+// checks the directories that Istio's agent checks, except the directory to which this agent writes its own
+// certificate.
 func (r *resolver) findIdentityFiles() string {
 	fileMounted, _ := strconv.ParseBool(r.env.vars["FILE_MOUNTED_CERTS"])
 	for _, dir := range []string{identityFiles, mountedFiles} {

@@ -30,7 +30,8 @@ type ControlPlane struct {
 	// SocketUsers are the users that may connect to the xDS socket; nil selects the agent's user, root and the proxy
 	// user.
 	SocketUsers uds.Users
-	// ListedUsers are the users in XDS_SOCKET_USERS. Their clients connect without the secret that Envoy sends.
+	// ListedUsers are the users in XDS_SOCKET_USERS. Clients that run as these users connect without the secret that
+	// Envoy sends.
 	ListedUsers uds.Users
 	// NoSecret disables the secret that Envoy sends to the agent's sockets.
 	NoSecret          bool

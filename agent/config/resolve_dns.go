@@ -98,7 +98,8 @@ func (r *resolver) useProxyUser() {
 	}
 }
 
-// metadataBool returns a boolean setting that is also node metadata.
+// metadataBool returns the boolean in the node metadata entry that variable (ISTIO_META_…) sets. It returns false if
+// the entry is missing or invalid.
 func (r *resolver) metadataBool(name, variable string) bool {
 	value := r.config.Identity.Metadata[strings.TrimPrefix(variable, "ISTIO_META_")]
 	if value == nil || value == "" {

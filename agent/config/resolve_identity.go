@@ -166,8 +166,8 @@ func (r *resolver) parseMetadataObject(variable, text string) map[string]any {
 // control plane can generate one configuration for the proxies of all ReplicaSets.
 const podTemplateHash = "pod-template-hash"
 
-// staticLabels is the metadata entry from which Istio's control plane reads labels that are not on the pod. It would
-// replace labels in the entry LABELS by those of the pod.
+// staticLabels is the metadata entry from which Istio's control plane reads labels that are not on the pod. The control
+// plane would replace labels in the entry LABELS by the pod's labels.
 const staticLabels = "STATIC_LABELS"
 
 // resolveLabels merges the labels in ISTIO_METAJSON_LABELS with the pod's labels, which have precedence.

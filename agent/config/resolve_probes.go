@@ -24,8 +24,8 @@ const (
 	maxProbeTimeout = 24 * time.Hour
 )
 
-// appProber is one probe in the JSON of Istio's injector, with the field names of Kubernetes. It has no headers and no
-// host: the agent forwards the headers that the kubelet sends, and the host is always the pod.
+// appProber is one probe in the JSON of Istio's injector, with the field names of Kubernetes. The agent ignores its
+// headers and hosts: it forwards the headers that the kubelet sends, and always probes the pod itself.
 type appProber struct {
 	HTTPGet *struct {
 		Path        string          `json:"path"`
@@ -85,7 +85,9 @@ func (r *resolver) resolveAppProbes() {
 	}
 }
 
-// resolveProbeHost returns the host of forwarded probes: the pod's IP address, to which the kubelet would send them.
+// resolveProbeHost returns the host of forwarded probes: APP_ADDRESS of the node metadata, or else the pod's IP
+// address, to which the kubelet would send the probes. If REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION is true, localhost
+// replaces the pod's address.
 func (r *resolver) resolveProbeHost() string {
 	localhost := r.env.boolean("appProbes.localhost", "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION", false)
 	host := r.defaultApplicationHost()
@@ -147,7 +149,7 @@ func decodeOne(text string, into any, strict bool) error {
 	return nil
 }
 
-// spec returns the probe's specification for a host.
+// spec returns the specification of the probe with host as its target.
 func (p *appProber) spec(host string) (s probe.Spec, err error) {
 	s.Timeout = time.Duration(p.TimeoutSeconds) * time.Second
 	if s.Timeout < 0 {

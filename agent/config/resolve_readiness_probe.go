@@ -28,7 +28,7 @@ func (r *resolver) resolveHealthCheck() {
 	}
 	source := r.merger.source("readiness_probe")
 	c, err := readHealthCheck(p, r.defaultApplicationHost())
-	if err != nil && r.isInPod() { // in a pod the kubelet's probes decide, so a mistake for machines must not stop pods
+	if err != nil && r.isInPod() { // in a pod, the kubelet probes the application, so a mistake here must not stop the pod
 		r.env.warn("readinessProbe (%s): %v; the agent does not check the application", source, err)
 		return
 	}

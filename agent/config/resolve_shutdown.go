@@ -8,8 +8,8 @@ import (
 const (
 	// defaultGracePeriod is Kubernetes' default termination grace period.
 	defaultGracePeriod = 30 * time.Second
-	// maxGraceMargin is the maximum time between the agent's deadline and the end of the grace period. At its end, the
-	// kubelet sends SIGKILL.
+	// maxGraceMargin is the maximum time between the agent's deadline and the end of the grace period. At the end of
+	// the grace period, the kubelet sends SIGKILL.
 	maxGraceMargin = 2 * time.Second
 	// maxStopTime is the maximum part of the deadline that the agent reserves for Envoy's exit. Envoy usually exits
 	// within 0.1 s.
@@ -48,8 +48,8 @@ func (r *resolver) resolveShutdown() {
 // isInPod reports whether the agent runs in a pod of Kubernetes.
 func (r *resolver) isInPod() bool { return r.env.vars["KUBERNETES_SERVICE_HOST"] != "" }
 
-// resolvePreDelay resolves the delay before the drain. In a pod it is not 0 by default, because clients send new requests
-// for a short time after the pod's termination has begun.
+// resolvePreDelay resolves the delay before the drain. In a pod, its default is above 0, because clients send new
+// requests for a short time after the pod's termination has begun.
 func (r *resolver) resolvePreDelay(inPod bool) {
 	otherwise := time.Duration(0)
 	if inPod {
@@ -74,8 +74,8 @@ func (r *resolver) resolveMinimumDrain(inPod bool) {
 	}
 }
 
-// resolveDeadline extends the deadline so that all phases of the shutdown fit. If the grace period is set, it does not
-// extend the deadline, but warns that the deadline will cut the phases.
+// resolveDeadline extends the deadline if the phases of the shutdown together need more time. If isGraceSet is true, it
+// does not extend the deadline, but warns that the deadline will cut the phases.
 func (r *resolver) resolveDeadline(isGraceSet bool) {
 	s := &r.config.Shutdown
 	source := "TERMINATION_GRACE_PERIOD, less a margin"

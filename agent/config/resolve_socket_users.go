@@ -12,8 +12,8 @@ import (
 
 // resolveSocketUsers resolves which users may use the xDS socket, in addition to the agent's user, root and the proxy
 // user. The control plane cannot distinguish their clients from the workload's Envoy. If the agent runs Envoy, the
-// default is no additional user. If it does not, the default is all users, because the application is the client and
-// its user is unknown.
+// default is no additional user. If the agent runs no Envoy, the default is all users, because the application is the
+// client and its user is unknown.
 func (r *resolver) resolveSocketUsers() {
 	const everyone = "*"
 	otherwise := "none"
@@ -59,7 +59,7 @@ func parseUsers(text string) (uds.Users, error) {
 }
 
 // SocketMode returns the file mode of the xDS socket. The mode 0666 lets all users connect; the server then rejects
-// those that are not in SocketUsers.
+// users that are not in SocketUsers.
 func (c ControlPlane) SocketMode() os.FileMode {
 	if len(c.SocketUsers) > 0 {
 		return 0o666

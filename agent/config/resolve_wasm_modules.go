@@ -15,8 +15,8 @@ type Wasm struct {
 	Expiry, PurgeInterval, Timeout time.Duration
 	// Retries is the number of retries after a failed fetch.
 	Retries int
-	// RetryInterval is the time before the agent fetches a module again whose fetch failed. It doubles after each
-	// further failure.
+	// RetryInterval is the time between a failed fetch of a module and the next one. It doubles after each further
+	// failure.
 	RetryInterval time.Duration
 	// MaxSize is the maximum size of a module in bytes.
 	MaxSize int64
@@ -75,7 +75,7 @@ func (r *resolver) positiveDuration(name, variable string, fallback time.Duratio
 	})
 }
 
-// defaultWasmDir returns Istio's directory if this process can write to it.
+// defaultWasmDir returns istioWasmDir if this process can write to it, and otherwise ownWasmDir in configPath.
 func (r *resolver) defaultWasmDir() string {
 	if isWritable(istioWasmDir) {
 		return istioWasmDir
@@ -83,7 +83,7 @@ func (r *resolver) defaultWasmDir() string {
 	return filepath.Join(filepath.Dir(r.config.ControlPlane.Socket), ownWasmDir)
 }
 
-// isWritable reports whether this process can create files in a directory. It creates and removes one to test that.
+// isWritable reports whether this process can create files in dir. It creates and removes a file to test that.
 func isWritable(dir string) bool {
 	file, err := os.CreateTemp(dir, ".pilotfish-")
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 // envoyLevelNames are the log levels of Envoy's admin interface.
 var envoyLevelNames = []string{"trace", "debug", "info", "warning", "error", "critical", "off"}
 
-// EnvoyLevels contains log levels of Envoy. The level all, if it is not empty, applies to all components that
+// EnvoyLevels contains log levels of Envoy. If all is not empty, it is the level of each component that the map
 // components does not list.
 type EnvoyLevels struct {
 	all        string
@@ -45,8 +45,7 @@ func ParseEnvoyLevels(flag, text string) (EnvoyLevels, error) {
 	return l, nil
 }
 
-// merge returns the levels after the change. If the change contains a level for all components, it replaces all
-// component levels.
+// merge returns l with change applied. If change.all is not empty, the result contains no component levels of l.
 func (l EnvoyLevels) merge(change EnvoyLevels) EnvoyLevels {
 	merged := EnvoyLevels{all: l.all, components: maps.Clone(l.components)}
 	if change.all != "" {
@@ -82,8 +81,8 @@ func (l EnvoyLevels) componentList() string {
 // String returns the levels in the syntax of --proxyLogLevel.
 func (l EnvoyLevels) String() string { return strings.Join(l.adminLevels(), ",") }
 
-// summarizeLevels returns the shortest equivalent of levels by component. Its level for all components is the most
-// frequent level, and it lists only components with another level.
+// summarizeLevels returns the shortest equivalent of levels, which maps components to their levels. The field all of
+// the result is the most frequent level, and the result lists only components with another level.
 func summarizeLevels(levels map[string]string) EnvoyLevels {
 	count := map[string]int{}
 	for _, level := range levels {

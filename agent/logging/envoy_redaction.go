@@ -7,8 +7,8 @@ import (
 )
 
 // EnvoyRedactor redacts secrets in the output of one Envoy: in log messages, which may have several lines, and in the
-// headers that Envoy logs at level debug. The output may also contain access log lines, in which it redacts private
-// keys only.
+// headers that Envoy logs at level debug. The output may also contain access log lines, in which EnvoyRedactor redacts
+// private keys only.
 type EnvoyRedactor struct {
 	lines     redact.Lines
 	inMessage bool // the next line may continue a message
@@ -55,7 +55,7 @@ func headerLine(line string) (name, value string, ok bool) {
 	return name, value, ok
 }
 
-// withoutThread removes the thread, with which the last line of a message ends in the agent's text format.
+// withoutThread removes the suffix "\tthread=ID", which the agent's text format adds to the last line of a message.
 func withoutThread(line string) string {
 	at := strings.LastIndex(line, "\tthread=")
 	if at < 0 {
@@ -64,8 +64,9 @@ func withoutThread(line string) string {
 	return line[:at]
 }
 
-// The start of a log message, in Envoy's default format, in the agent's text format up to textMark, and in the format of
-// --log_as_json. The default format has a space between date and time, where access logs have a T.
+// Starts of Envoy's log messages, by log format; the digits are placeholders. defaultStart is the start in Envoy's
+// default format, which has a space between date and time, where access logs have a T. In the agent's text format,
+// textStart is followed by the level and textMark. jsonStart is the start with --log_as_json.
 const (
 	defaultStart = "[2000-01-02 15:04:05.678]["
 	textStart    = "2000-01-02T15:04:05.678901Z\t"
@@ -73,8 +74,8 @@ const (
 	jsonStart    = `{"level":"`
 )
 
-// findEnvoyMessage returns the index at which an Envoy log message begins in a line, or -1 if none begins there. The
-// index is above 0 only after an unfinished access log entry.
+// findEnvoyMessage returns the index at which an Envoy log message begins in line, or -1 if none begins in line. The
+// index is above 0 only if line begins with an unfinished access log entry.
 func findEnvoyMessage(line string) int {
 	if strings.HasPrefix(line, jsonStart) {
 		return 0
@@ -122,7 +123,7 @@ func isJSONStart(text string) bool {
 	return ok && strings.HasPrefix(rest, `,"time":"`)
 }
 
-// hasForm reports whether text begins like form, with any digits in place of form's.
+// hasForm reports whether text begins with form. A digit in form matches any digit.
 func hasForm(text, form string) bool {
 	if len(text) < len(form) {
 		return false

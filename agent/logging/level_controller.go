@@ -92,7 +92,7 @@ func (l *LevelController) StartLevels(level, components string) (string, string)
 	return level, components
 }
 
-// Run handles requests until ctx ends.
+// Run handles requests until ctx ends. It resets the levels when the time of a change has passed.
 func (l *LevelController) Run(ctx context.Context) error {
 	defer l.timer.Stop()
 	for {
@@ -159,7 +159,8 @@ func (l *LevelController) scheduleReset(d time.Duration) {
 	}
 }
 
-// checkAgent parses levels of the agent's own log. It fails if a scope is unknown.
+// checkAgent parses text, the requested levels of the agent's own log. all reports whether text contains a level for
+// all components. checkAgent fails if a component is unknown.
 func (l *LevelController) checkAgent(text string) (change levelSet, all bool, err error) {
 	if text == "" {
 		return change, false, nil

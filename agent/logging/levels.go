@@ -46,8 +46,8 @@ func (s levelSet) levelFor(part string) slog.Level {
 	return s.all
 }
 
-// merge returns the levels after the change. If all is true, the change has a level for all components, and it replaces
-// all component levels.
+// merge returns s with change applied. If all is true, change has a level for all components, and the result contains
+// no component levels of s.
 func (s levelSet) merge(change levelSet, all bool) levelSet {
 	merged := levelSet{all: s.all, components: maps.Clone(s.components)}
 	if all {
@@ -120,7 +120,8 @@ func orDidYouMean(name string, among []string) string {
 	return ""
 }
 
-// callerFilter returns a function that reports whether log lines of a component include the caller (file and line).
+// callerFilter parses text, the value of --log_caller. It returns a function that reports whether log lines of the
+// component part include the caller (file and line).
 func callerFilter(text string) func(part string) bool {
 	scopes := strings.Split(text, ",")
 	all := slices.Contains(scopes, "all") || slices.Contains(scopes, "default")
@@ -150,7 +151,7 @@ type logHandler struct {
 	component string
 }
 
-// Enabled reports whether messages of the level are logged now.
+// Enabled reports whether the component's messages of the level are logged.
 func (h *logHandler) Enabled(_ context.Context, level slog.Level) bool {
 	return level >= h.log.levels.Load().levelFor(h.component)
 }

@@ -28,7 +28,8 @@ func newStallWriter(to io.Writer) *stallWriter {
 	return &stallWriter{to: to, timeout: stallTimeout}
 }
 
-// Write writes b completely or drops it.
+// Write writes b, or returns errStalled. If an earlier write has not returned, Write drops b. If the write of b itself
+// times out, the target can still receive b later.
 func (p *stallWriter) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -94,5 +94,5 @@ func (t *logTarget) close() error {
 
 // IgnoreSIGPIPE prevents the process from dying when its log reader has exited: the restart of a log collector must not
 // stop a proxy. It installs a handler for SIGPIPE instead of ignoring the signal, because child processes would inherit
-// that it is ignored.
+// the ignored signal.
 func IgnoreSIGPIPE() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }

@@ -8,7 +8,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
 )
 
-// newBackend returns the backend for the rules of a network namespace.
+// newBackend returns the backend that manages the rules in the network namespace space.
 func newBackend(space namespace, choice backends.Choice, log *slog.Logger) (iptables.Backend, error) {
 	return backends.New(backends.Config{NetNS: space.fd(), Choice: choice, Logger: log})
 }

@@ -34,7 +34,7 @@ const maxFileSize = 4 << 20
 
 func (p Process) open(name string) (*os.File, error) { return os.Open(filepath.Join(p.Root, name)) }
 
-// scanLines calls f for each line until f returns true.
+// scanLines calls f for each line of the file name until f returns true. It reads at most maxFileSize bytes.
 func (p Process) scanLines(name string, f func(line string) (enough bool)) error {
 	file, err := p.open(name)
 	if err != nil {
@@ -94,7 +94,7 @@ func (p Process) checkPrivileges(options string) error {
 		"securityContext.capabilities.add: [NET_ADMIN, NET_RAW], or let the CNI plugin redirect the traffic", options)
 }
 
-// newLogger returns a logger that writes text or JSON to w.
+// newLogger returns a logger that writes text or JSON to w. It logs debug messages if level contains "debug".
 func newLogger(w io.Writer, asJSON bool, level string) *slog.Logger {
 	minimum := slog.LevelInfo
 	if strings.Contains(level, "debug") {

@@ -176,7 +176,8 @@ func parseSource(text string, to netip.Addr, own []netip.Addr) (netip.AddrPort, 
 	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port()), nil
 }
 
-// defaultSource returns the source address that the kernel would select for a destination.
+// defaultSource returns that address of own which the kernel would select as source for packets to the address to. If
+// there is none, it returns the loopback address.
 func defaultSource(to netip.Addr, own []netip.Addr) netip.Addr {
 	if !to.IsLoopback() {
 		for _, a := range own {

@@ -21,7 +21,8 @@ func (p Process) nameLookup() iptables.Names {
 
 var errUnknownName = errors.New("no such name")
 
-// lookupID returns the numeric ID of a name in /etc/passwd or /etc/group. In both files, the ID is the third field.
+// lookupID returns the numeric ID of name in file, which is /etc/passwd or /etc/group. In both files, the ID is the
+// third field.
 func (p Process) lookupID(file, name string) (id uint32, err error) {
 	found := false
 	failed := p.scanLines(file, func(line string) bool {
@@ -46,7 +47,7 @@ func (p Process) lookupID(file, name string) (id uint32, err error) {
 const defaultProxyID = 1337
 
 // lookupProxyUser returns the UID of the user in $ENVOY_USER (default istio-proxy), and the source of that value for
-// the command show. If the user does not exist, it returns 1337, as Istio does.
+// the command show. If the user is not in /etc/passwd, it returns 1337, as Istio does.
 func (p Process) lookupProxyUser() (uint32, string) {
 	name := p.env("ENVOY_USER")
 	if name == "" {

@@ -41,8 +41,8 @@ func Main(p Process) int {
 
 const program = "pilotfish-iptables"
 
-// calledName returns the name with which the user called the program. If the agent has executed it, the first argument
-// is the name of the agent and of its command.
+// calledName returns the name with which the user called the program. If the agent has executed the program, args[0]
+// contains the agent's name and the command, as the user wrote them.
 func calledName(args []string) string {
 	if len(args) == 0 || args[0] == "" {
 		return program

@@ -16,7 +16,8 @@ import (
 // namespace is a network namespace; the zero value is the namespace of the process.
 type namespace struct{ file *os.File }
 
-// openNamespace opens a namespace by path, or by a name of `ip netns`.
+// openNamespace opens the namespace whose path, or name in `ip netns`, is name. If name is "", it returns the namespace
+// of the process.
 func openNamespace(name string) (namespace, error) {
 	if name == "" {
 		return namespace{}, nil

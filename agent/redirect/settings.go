@@ -133,7 +133,7 @@ func addSource(source string, err error) error {
 	return fmt.Errorf("%s: %w", source, err)
 }
 
-// lookup returns the value of an option and its source; both are empty if it is not set.
+// lookup returns the value of option s and its source. Both are empty if no source sets s.
 func (r *resolver) lookup(s *iptables.Setting) (text, source string) {
 	if !s.NoFlag {
 		if f := r.flags.Lookup(s.Name); f != nil && f.Changed {
@@ -154,7 +154,8 @@ func (r *resolver) lookup(s *iptables.Setting) (text, source string) {
 	return "", ""
 }
 
-// detect sets options that no source has set: proxy user and group, DNS servers, and pod addresses.
+// detect sets options that no source has set: proxy user and group, DNS servers, and pod addresses. With a saved
+// configuration, it sets only the proxy user and group.
 func (r *resolver) detect(sources map[string]string) {
 	o := &r.out.options
 	if sources[optionUID] == "" {

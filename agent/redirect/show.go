@@ -64,7 +64,7 @@ func encodeJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// printAs writes JSON or YAML.
+// printAs writes v as JSON or YAML to w. It returns an error if format is neither.
 func printAs(w io.Writer, format string, v any) error {
 	switch format {
 	case "json":
