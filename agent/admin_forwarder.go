@@ -57,7 +57,7 @@ func (p *adminForwarder) isActive() bool {
 
 // forwardAdminTo makes i, the current Envoy, reachable at the configured admin address. If i's admin interface listens
 // on another port, the agent listens on the configured address as soon as it is free, and forwards connections until
-// the agent stops. With an admin socket, it updates the symbolic link instead.
+// the agent stops. If an admin socket is configured, forwardAdminTo only updates the symbolic link.
 func (e *envoySupervisor) forwardAdminTo(i *envoyInstance) {
 	if e.bootstrap.AdminSocket != "" {
 		e.linkAdmin(i.bootstrap.AdminSocket)

@@ -47,7 +47,7 @@ func makeAdminDirectory(c *config.Config) error {
 	return nil
 }
 
-// nextAdminSocket returns the socket path for the next Envoy.
+// nextAdminSocket returns the socket path for the next Envoy. It first removes the sockets on which no Envoy listens.
 func (e *envoySupervisor) nextAdminSocket() string {
 	e.removeStaleAdminSockets()
 	p := &e.upgrades.adminForwarder
@@ -57,8 +57,7 @@ func (e *envoySupervisor) nextAdminSocket() string {
 	return e.bootstrap.AdminSocket + "." + strconv.Itoa(p.socketCount-1)
 }
 
-// linkAdmin makes the symbolic link of the admin socket refer to the socket of an Envoy. It replaces the link
-// atomically.
+// linkAdmin makes the symbolic link ENVOY_ADMIN_SOCKET refer to socket. It replaces the link atomically.
 func (e *envoySupervisor) linkAdmin(socket string) {
 	link := e.bootstrap.AdminSocket
 	temporary := link + ".new"
@@ -108,7 +107,7 @@ func (e *envoySupervisor) listAdminSockets() []string {
 	return sockets
 }
 
-// adminURL returns the base URL of an admin interface, for clients that dial with dial.Localhost.
+// adminURL returns the base URL of the admin interface at address, for clients that dial with dial.Localhost.
 func adminURL(address string) string {
 	if path, ok := strings.CutPrefix(address, "unix:"); ok {
 		return "http://" + dial.SocketHost(path)

@@ -133,8 +133,8 @@ func newAgent(o Options) (*Agent, error) {
 	return a, nil
 }
 
-// makeComponents creates all components and returns those that serve Envoy, in start order. Envoy starts after them and
-// stops before them.
+// makeComponents creates all components and returns the components that serve Envoy, in start order. Envoy starts after
+// them and stops before them.
 func (a *Agent) makeComponents() ([]component, error) {
 	var err error
 	if a.credential, err = a.newCredential(); err != nil {

@@ -11,11 +11,12 @@ import (
 )
 
 const (
-	// arrivalInterval is the interval between two counts of the arrivals while Envoy runs. Where Envoy has very many
-	// statistics, it is at least minPauseFactor times the duration of a count.
+	// arrivalInterval is the interval between two counts of the arrivals while Envoy runs. It is at least
+	// minPauseFactor times the duration of a count, which is long if Envoy has very many statistics.
 	arrivalInterval = 5 * time.Second
 	minPauseFactor  = 20
-	// quietGaps is the quiet period in mean intervals between two arrivals: callers that send rarely are noticed late.
+	// quietGaps is the minimum length of the quiet period, as a multiple of the mean interval between two arrivals. If
+	// clients send rarely, a short quiet period would miss the next arrival.
 	quietGaps = 5
 )
 
@@ -26,7 +27,8 @@ const arrivalStats = `listener\..*\.downstream_cx_total|http\..*\.downstream_rq_
 // requests to the admin interface.
 type arrivals struct{ acceptedConnections, acceptedRequests uint64 }
 
-// countSince returns the number of arrivals since an earlier count. A request on a new connection is one arrival.
+// countSince returns the number of arrivals between the earlier count before and a. A request on a new connection is
+// one arrival. countSince returns 0 if a counter has decreased.
 func (a arrivals) countSince(before arrivals) uint64 {
 	if a.acceptedConnections < before.acceptedConnections || a.acceptedRequests < before.acceptedRequests {
 		return 0 // Envoy has removed a listener with its statistics
@@ -56,7 +58,7 @@ func sumArrivals(stats map[string]uint64, own *regexp.Regexp) (arrivals, error) 
 	return sum, nil
 }
 
-// arrivalHistory has the last counts of an Envoy's arrivals.
+// arrivalHistory contains the last two counts of an Envoy's arrivals.
 type arrivalHistory struct{ older, newer arrivalSample }
 
 type arrivalSample struct {
@@ -70,7 +72,7 @@ func startArrivals() arrivalHistory {
 	return arrivalHistory{start, start}
 }
 
-// quietPeriod returns how long nothing may arrive before a drain ends early. It is 0 if nothing has arrived recently:
+// quietPeriod returns the time without arrivals after which a drain ends early. It returns 0 if nothing has arrived
 // since the older count, which is up to two intervals before now.
 func (h arrivalHistory) quietPeriod(s config.Shutdown, now arrivalSample) time.Duration {
 	arrived := now.countSince(h.older.arrivals)
@@ -122,7 +124,8 @@ func (e *envoySupervisor) watchArrivals(ctx context.Context) error {
 	return nil
 }
 
-// firstSample starts the history of a drain's samples. If the arrivals cannot be counted, the drain does not end early.
+// firstSample returns the sample with which the history of a drain begins. If the arrivals cannot be counted, the drain
+// does not end early.
 func (n *shutdown) firstSample(ctx context.Context) trafficSample {
 	if !n.plan.EndsEarly() {
 		return trafficSample{}

@@ -11,7 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
-// writeBootstrap writes Envoy's bootstrap and that of proxyless gRPC clients. It returns the path of Envoy's file.
+// writeBootstrap writes Envoy's bootstrap and the bootstrap of proxyless gRPC clients. It returns the path of Envoy's
+// bootstrap.
 func writeBootstrap(c *config.Config, from bootstrap.Config) (string, error) {
 	text, err := bootstrap.Encode(from)
 	if err != nil {
@@ -43,7 +44,7 @@ func writeFileAtomic(file string, text []byte, mode os.FileMode) error {
 	return writeFileAtomicAs(nil, file, text, mode)
 }
 
-// writeFileAtomicAs is like writeFileAtomic. The file will belong to o.
+// writeFileAtomicAs is like writeFileAtomic, but the file belongs to o, or to the agent's user if o is nil.
 func writeFileAtomicAs(o *owner.Owner, file string, text []byte, mode os.FileMode) error {
 	// Mode 0711: other users can open files by name, but cannot list the directory.
 	if err := o.MkdirAll(filepath.Dir(file), 0o711); err != nil {

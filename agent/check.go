@@ -78,7 +78,7 @@ func (a *Agent) check(now time.Time) CheckReport {
 	return r
 }
 
-// isCheckedElsewhere reports whether a check of its own covers the component.
+// isCheckedElsewhere reports whether the agent has a separate check for the component.
 func isCheckedElsewhere(component string) bool {
 	return component == "certificates" || component == "xds" || component == "dns"
 }
@@ -92,8 +92,8 @@ func (a *Agent) interceptionMode() string {
 	return mode
 }
 
-// conditionResult returns the result for the health of a component. Any reason is a failure, because a component that
-// works as configured has none.
+// conditionResult converts c, the health of a component, to a result. passed is the detail of a passed check. Any
+// reason in c is a failure, because a component that works as configured has no reason.
 func conditionResult(name string, c health.Condition, passed string) CheckResult {
 	if c.OK && c.Reason == "" {
 		return CheckResult{Name: name, State: CheckPassed, Detail: passed}
@@ -101,7 +101,7 @@ func conditionResult(name string, c health.Condition, passed string) CheckResult
 	return CheckResult{Name: name, State: CheckFailed, Detail: cmp.Or(c.Reason, "not healthy"), Remedy: c.Remedy}
 }
 
-// checkIdentity compares the identity in the workload certificate with that of the agent's settings.
+// checkIdentity compares the identity in the workload certificate with the identity in the agent's settings.
 func (a *Agent) checkIdentity() CheckResult {
 	r := CheckResult{Name: CheckIdentity, State: CheckPassed}
 	want := a.Config.Identity.SPIFFEID()
@@ -232,7 +232,7 @@ func (a *Agent) checkEnvoy() CheckResult {
 	return conditionResult(CheckEnvoy, a.envoy.condition(), detail)
 }
 
-// shortTypeURL returns the last word of a type URL.
+// shortTypeURL returns the part of url after the last "." or "/".
 func shortTypeURL(url string) string { return url[strings.LastIndexAny(url, "./")+1:] }
 
 // formatAge formats a duration with one unit or two, such as 23h59m or 2m5s.

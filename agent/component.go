@@ -38,7 +38,7 @@ func newComponentGroup(logger *slog.Logger) *componentGroup {
 	return &componentGroup{logger: logger, failed: make(chan error, 1), running: map[string]int{}}
 }
 
-// start runs a component in a goroutine.
+// start runs p in a goroutine of the group. If p fails permanently, start sends the error to g.failed.
 func (g *componentGroup) start(ctx context.Context, p component) {
 	g.run(p.name, func() {
 		if err := g.runWithRestarts(ctx, p); err != nil {
@@ -94,7 +94,8 @@ func (g *componentGroup) waitStopped(timeout time.Duration) error {
 // maxStackBytes limits the size of the logged stacks.
 const maxStackBytes = 64 << 10
 
-// runWithRestarts runs a component, and restarts it after a failure if the component allows that.
+// runWithRestarts runs p until ctx ends. It restarts p after a failure if p.restart is true, and otherwise returns the
+// error.
 func (g *componentGroup) runWithRestarts(ctx context.Context, p component) error {
 	budget := componentBudget()
 	for {

@@ -134,7 +134,7 @@ type ControlClient struct {
 	http   *http.Client
 }
 
-// DialControl returns a client for the agent with that configPath. The client connects when a request is sent.
+// DialControl returns a client for the agent that runs with configPath. The client connects when a request is sent.
 func DialControl(configPath string) *ControlClient {
 	c := &ControlClient{socket: config.ControlPath(configPath)}
 	c.http = &http.Client{Transport: &http.Transport{
@@ -147,7 +147,7 @@ func DialControl(configPath string) *ControlClient {
 	return c
 }
 
-// HTTPClient returns an HTTP client that sends all requests to the control socket, with a timeout.
+// HTTPClient returns an HTTP client that sends all requests to the control socket. timeout applies to each request.
 func (c *ControlClient) HTTPClient(timeout time.Duration) *http.Client {
 	return &http.Client{Transport: c.http.Transport, Timeout: timeout}
 }

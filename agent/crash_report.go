@@ -139,7 +139,8 @@ func removeOldReports(dir string, n int) error {
 	return nil
 }
 
-// dumpConfig requests the redacted configuration of an Envoy that is about to stop.
+// dumpConfig requests the redacted configuration of an Envoy that is about to stop. If the request fails, config is nil
+// and missing is the reason.
 func (i *envoyInstance) dumpConfig(ctx context.Context, within time.Duration) (config json.RawMessage, missing string) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()

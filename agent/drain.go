@@ -65,7 +65,8 @@ func (i *envoyInstance) countTraffic(ctx context.Context, own *regexp.Regexp) (a
 	return seen, err
 }
 
-// countTrafficAndArrivals also reads the arrivals; they are zero if the statistics do not include them.
+// countTrafficAndArrivals is like countTraffic, and also reads the arrivals. They are zero if the statistics do not
+// include them.
 func (i *envoyInstance) countTrafficAndArrivals(ctx context.Context, own *regexp.Regexp) (activeTraffic, arrivals, error) {
 	ctx, cancel := context.WithTimeout(ctx, countTimeout)
 	defer cancel()
@@ -135,8 +136,9 @@ type trafficSample struct {
 	lastArrival, quiet time.Duration
 }
 
-// withHistory returns the sample with the history of the drain, which began the time ran ago: the previous sample's,
-// and what is new in this sample. After an arrival, at least the time quiet passes before the drain ends early.
+// withHistory returns c with the history of the drain: the history in the previous sample before, updated by the
+// changes in c. ran is the time since the drain began. After an arrival, at least the time quiet passes before the
+// drain ends early.
 func (c trafficSample) withHistory(before trafficSample, ran, quiet time.Duration) trafficSample {
 	c.lastBusyTCP, c.lastArrival, c.quiet = before.lastBusyTCP, before.lastArrival, before.quiet
 	if c.hasBufferedTCP() {
@@ -148,8 +150,8 @@ func (c trafficSample) withHistory(before trafficSample, ran, quiet time.Duratio
 	return c
 }
 
-// isQuiet reports whether the drain need not wait for further arrivals: nothing has arrived for some time, or it has
-// lasted for the whole drain time.
+// isQuiet reports whether the drain may end without a wait for further arrivals: nothing has arrived for the time
+// c.quiet, or s.QuietLimit has passed.
 func (c trafficSample) isQuiet(s config.Shutdown, ran time.Duration) bool {
 	return ran-c.lastArrival >= c.quiet || ran >= s.QuietLimit()
 }
@@ -210,7 +212,8 @@ func (n *shutdown) waitDrained(ctx context.Context) string {
 	}
 }
 
-// sample counts the traffic once, and records it in drainTracker.
+// sample counts the traffic once, and records it in drainTracker. If the count fails, it returns the traffic of before
+// with the error.
 func (n *shutdown) sample(ctx context.Context, before trafficSample) trafficSample {
 	seen, arrived, err := n.instance.countTrafficAndArrivals(ctx, n.ownStats)
 	if err != nil {
@@ -220,7 +223,8 @@ func (n *shutdown) sample(ctx context.Context, before trafficSample) trafficSamp
 	return trafficSample{activeTraffic: seen, arrivals: arrived}
 }
 
-// describeCut returns the reason for a premature end of the drain, and the traffic that is cut.
+// describeCut returns the reason for a premature end of the drain, and the traffic that is cut. It sets n.cutsRequests
+// if the deadline cuts unfinished traffic.
 func (n *shutdown) describeCut(ctx context.Context, c trafficSample) string {
 	why := context.Cause(ctx).Error()
 	if c.isZero() || context.Cause(ctx) == errEnvoyExited {

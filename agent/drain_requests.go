@@ -62,12 +62,12 @@ func (a *Agent) checkNotDraining() (ok bool, reason string) {
 	return true, ""
 }
 
-// StartDrain starts a drain of the proxy, which continues to serve until the agent is stopped. by is the trigger, for
-// the log.
-func (a *Agent) StartDrain(by string) {
+// StartDrain starts a drain of the proxy, which continues to serve until the agent is stopped. trigger is the event
+// that the log names.
+func (a *Agent) StartDrain(trigger string) {
 	a.requests.drain.set()
 	defer a.requests.stay.set()
-	a.Logger.Info("draining; the proxy serves until it is stopped", "by", by)
+	a.Logger.Info("draining; the proxy serves until it is stopped", "by", trigger)
 	if a.envoy == nil {
 		return
 	}

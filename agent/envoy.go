@@ -233,15 +233,15 @@ func (e *envoySupervisor) isStuckExiting(i *envoyInstance) bool {
 	return where != ""
 }
 
-// replaceCurrent makes by the current instance in place of old. If by is nil, why is the reason. It returns false if
-// old is not the current instance.
-func (e *envoySupervisor) replaceCurrent(old, by *envoyInstance, why string) bool {
+// replaceCurrent makes next the current instance in place of old. If next is nil, why is the reason. It returns false
+// if old is not the current instance.
+func (e *envoySupervisor) replaceCurrent(old, next *envoyInstance, why string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.current != old {
 		return false
 	}
-	e.current, e.noInstanceReason, e.since = by, why, time.Now()
+	e.current, e.noInstanceReason, e.since = next, why, time.Now()
 	select {
 	case e.currentChanged <- struct{}{}:
 	default: // a notification is already pending

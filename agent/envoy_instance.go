@@ -59,8 +59,8 @@ type envoyInstance struct {
 	mu         sync.Mutex
 	state      envoyState
 	since      time.Time
-	file       envoy.Binary // see binary
-	versionErr error        // why the version is not suitable; set before versionKnown is closed
+	file       envoy.Binary // its version may be confirmed after the start
+	versionErr error        // why the version is not supported; set before versionKnown is closed
 	arrivals   arrivalHistory
 }
 
@@ -98,8 +98,8 @@ func (e *envoySupervisor) start(l launchSpec) (*envoyInstance, error) {
 	return i, nil
 }
 
-// mayGainPrivileges reports whether Envoy may gain privileges at exec. It must be allowed to if its file has
-// capabilities such as CAP_NET_BIND_SERVICE.
+// mayGainPrivileges reports whether to start the Envoy at path without no_new_privs. With no_new_privs, the kernel
+// ignores capabilities of the file, such as CAP_NET_BIND_SERVICE.
 func (e *envoySupervisor) mayGainPrivileges(path string) bool {
 	if envoy.HasPrivileges(path) {
 		e.Logger.Info("Envoy starts without no_new_privs, because its file has capabilities or a set-user-ID bit", "path", path)

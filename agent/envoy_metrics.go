@@ -58,13 +58,14 @@ func newEnvoyMetrics(r prometheus.Registerer) (*envoyMetrics, error) {
 	return m, nil
 }
 
-// moveState subtracts one from the gauge of the state from, and adds one to the gauge of the state to.
-func (m *envoyMetrics) moveState(from, to envoyState) {
-	if from != "" {
-		m.processes.WithLabelValues(string(from)).Dec()
+// moveState counts one Envoy less in the state previous, and one more in the state next. "" and stateEnded have no
+// gauge.
+func (m *envoyMetrics) moveState(previous, next envoyState) {
+	if previous != "" {
+		m.processes.WithLabelValues(string(previous)).Dec()
 	}
-	if to != stateEnded {
-		m.processes.WithLabelValues(string(to)).Inc()
+	if next != stateEnded {
+		m.processes.WithLabelValues(string(next)).Inc()
 	}
 }
 

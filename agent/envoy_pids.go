@@ -9,8 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/envoy"
 )
 
-// envoyPIDs is the set of PIDs of the agent's Envoys. It is used to distinguish Envoy's connections from those of
-// applications.
+// envoyPIDs is the set of PIDs of the agent's Envoys. The agent uses it to distinguish Envoy's connections from the
+// connections of applications.
 type envoyPIDs struct {
 	mu      sync.Mutex
 	members map[int]bool
@@ -46,8 +46,8 @@ func (f *envoyPIDs) list() []int {
 	return slices.Collect(maps.Keys(f.members))
 }
 
-// isEnvoy reports whether a process is one of the agent's Envoys or belongs to the process group of one. ENVOY_PATH may
-// name a script that starts Envoy in its own process group.
+// isEnvoy reports whether the process pid is one of the agent's Envoys, or belongs to the process group of one.
+// ENVOY_PATH may name a script that starts Envoy in its own process group.
 func (a *Agent) isEnvoy(pid int32) bool {
 	group, err := syscall.Getpgid(int(pid))
 	a.envoyPIDs.mu.Lock()

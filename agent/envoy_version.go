@@ -18,7 +18,7 @@ const (
 )
 
 // find returns the Envoy binary to start. It executes the binary to query its version only if the start depends on the
-// version, because that takes as long as half of Envoy's start.
+// version, because the query lasts half as long as a start of Envoy.
 func (e *envoySupervisor) find(ctx context.Context) (envoy.Binary, error) {
 	o := e.Config.Envoy.FindOptions()
 	o.DeferVersion = e.Config.Bootstrap.CustomFiles() == "" && e.Config.Proxy.GetFileFlushMinSizeKb() == 0
@@ -113,8 +113,8 @@ func (e *envoySupervisor) recordVersion(i *envoyInstance, before envoy.Binary, c
 	e.warnOfAdvisories(file)
 }
 
-// setVersion sets the binary with its confirmed version, or the reason why the binary is not suitable. It returns false
-// if either was set before.
+// setVersion sets file, the binary with its confirmed version, or err, the reason why the binary is not supported. It
+// returns false if either was set before.
 func (i *envoyInstance) setVersion(file envoy.Binary, err error) (first bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -130,7 +130,8 @@ func (i *envoyInstance) setVersion(file envoy.Binary, err error) (first bool) {
 	return true
 }
 
-// addVersionProblem returns c, or the reason why the Envoy is not ready if its version is not supported or not known yet.
+// addVersionProblem returns c if the version is supported. It returns an unhealthy condition if the version is not
+// supported, or not known when ctx ends.
 func (i *envoyInstance) addVersionProblem(ctx context.Context, c health.Condition) health.Condition {
 	select {
 	case <-i.versionKnown:
@@ -161,7 +162,8 @@ func (e *envoySupervisor) checkEndedVersion(ctx context.Context, i *envoyInstanc
 	return i.versionErr
 }
 
-// explainStartError returns why a binary cannot be started. If its version is not known, the binary may not be an Envoy.
+// explainStartError returns err, the error of starting binary. If binary is not a supported Envoy, it returns that
+// reason instead.
 func (e *envoySupervisor) explainStartError(ctx context.Context, binary envoy.Binary, err error) error {
 	if !binary.Unconfirmed {
 		return err

@@ -61,7 +61,7 @@ func (e *envoySupervisor) removeStaleHotRestarts() {
 func (e *envoySupervisor) removeHotRestartDir() { _ = os.Remove(e.hotRestartDir()) }
 
 // options returns the hot restart options of the Envoy with restart epoch n. That Envoy terminates its parent after
-// parentShutdown. Like all methods, it may be called on nil.
+// parentShutdown. Like all methods, it may be called on nil, and then returns nil.
 func (l *hotRestartGroup) options(n int, parentShutdown time.Duration) *envoy.HotRestart {
 	if l == nil {
 		return nil

@@ -6,7 +6,7 @@ import (
 )
 
 // mergedMetrics returns the sources that the status server merges into one scrape. Envoy's statistics are read from the
-// current Envoy's admin interface, because that responds even during a drain, unlike Envoy's listeners.
+// current Envoy's admin interface, because the admin interface responds even during a drain, unlike Envoy's listeners.
 func (a *Agent) mergedMetrics() status.Metrics {
 	c := a.Config.Metrics
 	m := status.Metrics{Applications: c.Applications, OnlyLoopback: c.OnlyLoopback, MaxApplicationBytes: c.MaxApplicationBytes, AllowReservedNames: c.AllowReservedNames,

@@ -170,7 +170,7 @@ func (n *shutdown) stopContext(deadline context.Context) (context.Context, conte
 }
 
 // startEnvoyDrain starts Envoy's graceful drain, unless it has begun. Envoy then adds a request to disconnect to its
-// responses. Envoy accepts new connections until its drain time has passed or, with stayOpen, until it exits.
+// responses. Envoy accepts new connections until its drain time has passed or, if stayOpen is true, until it exits.
 func (e *envoySupervisor) startEnvoyDrain(ctx context.Context, i *envoyInstance, stayOpen bool) error {
 	if state, _ := i.status(); state == stateDraining {
 		return nil

@@ -11,7 +11,7 @@ import (
 )
 
 // newGuard returns the guard of a socket, which requires a secret from Envoy and other clients. It returns nil if no
-// secret is configured. A client needs no secret if it is not Envoy, and runs as one of the listed users or satisfies
+// secret is configured. A client needs no secret if it is not Envoy, and runs as a user in listed or satisfies
 // isOtherProgram.
 func (a *Agent) newGuard(part string, listed uds.Users) *uds.Guard {
 	if a.bootstrap.AgentSecret == "" {
@@ -26,8 +26,8 @@ func (a *Agent) newGuard(part string, listed uds.Users) *uds.Guard {
 
 // isOtherProgram reports whether a process runs a program other than Envoy. It returns false if the program is unknown,
 // as for a process in another PID namespace. It also returns false for Envoys of other agents, because their
-// configuration could contain this socket. It recognizes them by a program named envoy*, or by the same program file as
-// that of the agent's Envoy.
+// configuration could contain this socket. It recognizes Envoys by a program name that begins with "envoy", or by the
+// program file of the agent's own Envoy.
 func (a *Agent) isOtherProgram(pid int32) bool {
 	program, err := os.Readlink(programLink(int(pid)))
 	if err != nil || strings.HasPrefix(filepath.Base(program), "envoy") {

@@ -60,8 +60,8 @@ func newSystemdNotifier(a *Agent) *systemdNotifier {
 	}
 }
 
-// queryStatus requests a path of the agent's own status port as any client does. An agent that does not respond there
-// is thus not reported as alive.
+// queryStatus requests path from the agent's own status port, as other clients do. An agent whose status port does not
+// respond is thus not reported as alive.
 func (a *Agent) queryStatus(ctx context.Context, path string) (ok bool, answer string) {
 	client := a.StatusClient(statusQueryTimeout)
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, a.StatusURL(path), nil)
@@ -94,7 +94,7 @@ func (a *Agent) NotifySystemd(ctx context.Context) (stop func(error)) {
 	}
 }
 
-// run sends notifications until ctx ends.
+// run sends notifications until ctx ends. stopping is closed when the shutdown begins.
 func (s *systemdNotifier) run(ctx context.Context, stopping <-chan struct{}) {
 	wait, ready := time.Duration(0), false
 	for {

@@ -144,7 +144,7 @@ func (u *upgradeManager) goUntilClosed(job func()) error {
 	return nil
 }
 
-// nextEpoch returns the number of Envoys that the agent has started so far, and adds one to it.
+// nextEpoch returns the number of Envoys that the agent has started so far, and increments it.
 func (u *upgradeManager) nextEpoch() int {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -152,7 +152,7 @@ func (u *upgradeManager) nextEpoch() int {
 	return u.launched - 1
 }
 
-// acquire reserves the manager for one upgrade. It fails if another upgrade is running.
+// acquire reserves the manager for the upgrade that what describes. It fails if another upgrade is running.
 func (u *upgradeManager) acquire(what string) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -286,8 +286,8 @@ func (e *envoySupervisor) startFirst(binary envoy.Binary) (*envoyInstance, error
 	return i, err
 }
 
-// startIndependent starts an Envoy that shares only its listening ports with other Envoys. With spareAdmin, its admin
-// interface does not listen on the configured address.
+// startIndependent starts an Envoy that shares only its listening ports with other Envoys. If spareAdmin is true, its
+// admin interface does not listen on the configured address.
 func (e *envoySupervisor) startIndependent(binary envoy.Binary, spareAdmin bool) (*envoyInstance, error) {
 	l := launchSpec{binary: binary, bootstrap: e.bootstrap, hotRestart: e.newHotRestartGroup()}
 	var err error

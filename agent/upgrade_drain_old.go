@@ -47,7 +47,7 @@ func (t *upgradeRun) drainAndStopOld(next, old *envoyInstance) (why string) {
 }
 
 // drainOld steers new connections to the new Envoy and starts the drain of the old one. If the kernel cannot steer new
-// connections, those in an accept queue of the old Envoy may be lost when it closes its listeners.
+// connections, connections in an accept queue of the old Envoy may be lost when it closes its listeners.
 func (t *upgradeRun) drainOld(ctx context.Context, next, old *envoyInstance) {
 	steering, err := envoy.SteerConnections(old.process, next.process)
 	defer steering.Stop()
@@ -96,8 +96,9 @@ func (t *upgradeRun) callOldDrain(ctx context.Context, old *envoyInstance, d env
 	return old.admin.DrainListeners(ctx, d)
 }
 
-// agentStopContext returns a context that ends when the agent, after it began to stop, must end its Envoys. Its cause
-// is the reason. One deadline applies to all Envoys.
+// agentStopContext returns a context that ends when the stopping agent must end its Envoys: at the second stop signal,
+// or when the time for active requests has passed. The context's cause is the reason. One deadline applies to all
+// Envoys.
 func (t *upgradeRun) agentStopContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
@@ -209,8 +210,7 @@ func (t *upgradeRun) watchDrained(ctx context.Context, old *envoyInstance, plan 
 	return found, func() { cancel(); <-done }
 }
 
-// oldTrafficCounter returns a function that counts the old Envoy's traffic, and a function that releases the resources
-// of the first.
+// oldTrafficCounter returns look, which counts the old Envoy's traffic, and end, which releases the resources of look.
 func (t *upgradeRun) oldTrafficCounter(old *envoyInstance) (look func(context.Context) (activeTraffic, error), end func()) {
 	if t.way == HandOver {
 		return func(ctx context.Context) (activeTraffic, error) { return old.countTraffic(ctx, t.ownStats) }, func() {}
@@ -240,7 +240,8 @@ func (t *upgradeRun) stopTime(ctx context.Context) time.Duration {
 	return oldStopTime
 }
 
-// watchIdle closes the returned channel when the old Envoy has had no connection for idleTime.
+// watchIdle closes the returned channel when the old Envoy has had no connection for idleTime. While the agent is
+// stopping, one count without connections is sufficient.
 func (t *upgradeRun) watchIdle(ctx context.Context, next, old *envoyInstance) (idle <-chan struct{}, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	found, done := make(chan struct{}), make(chan struct{})

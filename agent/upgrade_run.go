@@ -164,7 +164,7 @@ func (t *upgradeRun) awaitReady(ctx context.Context, i *envoyInstance) error {
 	}
 }
 
-// checkAdminOwner returns an error if another Envoy than i still listens on the admin address. This happens during a
+// checkAdminOwner returns an error if an Envoy other than i still listens on the admin address. This happens during a
 // hot restart.
 func (t *upgradeRun) checkAdminOwner(ctx context.Context, i *envoyInstance) error {
 	if i.ownsAdmin.Load() || i.hotRestart == nil {
@@ -274,7 +274,8 @@ func (t *upgradeRun) restartOld() error {
 	return t.upgrades.goWhileRunning(func() { t.drainAndStopOld(again, old) })
 }
 
-// canceledContext returns a context that has ended. With it, Stop sends SIGKILL without a grace period.
+// canceledContext returns a context that has ended. If Stop receives this context, it sends SIGKILL without a grace
+// period.
 func canceledContext() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

@@ -42,8 +42,8 @@ func (a *Agent) newRelay() (*xdsproxy.Relay, error) {
 	})
 }
 
-// newStatusServer creates the status server and listens on its port. Its checks are those of the components that have a
-// health function.
+// newStatusServer creates the status server and listens on its port. Its readiness checks are the health functions of
+// components.
 func (a *Agent) newStatusServer(components []component, certificates *sds.Server, relay *xdsproxy.Relay) (*status.Server, error) {
 	c := status.Config{
 		Address:      a.bootstrap.StatusAddress(),
