@@ -20,8 +20,8 @@ const (
 	closeTime     = 200 * time.Millisecond
 	// oldStopTime is the time between SIGTERM and SIGKILL for an old Envoy.
 	oldStopTime = 5 * time.Second
-	// parentMargin is added to the time after which a new Envoy terminates its parent. The agent therefore stops the
-	// parent before the new Envoy would.
+	// parentMargin is added to the time after which a hot-restarted Envoy terminates its parent, the old Envoy. The
+	// agent therefore stops the old Envoy before the new one would.
 	parentMargin = 10 * time.Second
 )
 

@@ -42,8 +42,8 @@ func (r *resolver) resolveEnvoy() {
 	r.checkDurations()
 }
 
-// checkDurations rejects negative durations in ProxyConfig, which Envoy would misinterpret. Istio's agent refuses only a
-// negative drainDuration.
+// checkDurations detects negative durations in ProxyConfig, which Envoy would misinterpret. A negative drainDuration is
+// an error, as in Istio's agent. For a negative fileFlushInterval, the default applies, with a warning.
 func (r *resolver) checkDurations() {
 	const remedy = "write a duration that is not negative, as 5s"
 	p := r.config.Proxy
@@ -59,8 +59,8 @@ func (r *resolver) checkDurations() {
 // istioBinaryPath is Istio's default of ProxyConfig's binaryPath.
 const istioBinaryPath = "/usr/local/bin/envoy"
 
-// resolveBinaryPath returns ProxyConfig's binaryPath. It returns "" for Istio's default if there is no such file, because
-// tools that write all defaults into a ProxyConfig write it, too.
+// resolveBinaryPath returns ProxyConfig's binaryPath. If the path is istioBinaryPath and no such file exists, it
+// returns "": tools that write all defaults into a ProxyConfig also write this path.
 func (r *resolver) resolveBinaryPath() string {
 	path := r.config.Proxy.GetBinaryPath()
 	if path == istioBinaryPath && !r.isFile(path) {
