@@ -1,5 +1,5 @@
-// Package filewatch wraps fsnotify's watcher. Unlike that watcher's, its methods do not block while an error has been
-// reported and not been read yet.
+// Package filewatch wraps fsnotify's watcher. A method of fsnotify's watcher blocks while a reported error has not been
+// read. The methods of this package's Watcher do not.
 package filewatch
 
 import "github.com/fsnotify/fsnotify"
@@ -20,9 +20,9 @@ func New() (*Watcher, error) {
 	return &Watcher{Watcher: w, Failures: drain(w.Errors)}, nil
 }
 
-// drain reads all errors immediately, and stores one. fsnotify has a lock from the time at which it reports an error
-// until the error is read. Without drain, a goroutine that calls another method of the watcher would wait for that
-// lock, and could not read the error.
+// drain reads all errors immediately, and stores one. fsnotify locks the watcher while it reports an error, until the
+// error is read. Without drain, a goroutine that calls another method of the watcher would wait for that lock, and
+// could not read the error.
 func drain(errors <-chan error) <-chan error {
 	kept := make(chan error, 1)
 	go func() {

@@ -30,7 +30,7 @@ type TimeoutFS struct {
 	slots       chan struct{}
 }
 
-// directory is the state of the calls for one directory. These run one at a time.
+// directory is the state of the calls for one directory. These calls run one at a time.
 type directory struct {
 	turn  chan struct{} // contains one element while a call runs
 	users int           // running and waiting calls
@@ -156,7 +156,7 @@ func (d *TimeoutFS) runCall(dir string, entry *directory, do func(), returned ch
 	}
 }
 
-// abandon marks the directory as hung. It returns false if the call has just returned.
+// abandon marks the directory as hung. If the call has just returned, it marks nothing and returns false.
 func (d *TimeoutFS) abandon(entry *directory, returned <-chan struct{}) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

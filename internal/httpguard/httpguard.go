@@ -18,7 +18,8 @@ const maxShown = 100
 // sameOrigin rejects cross-origin requests with a method that can change state.
 var sameOrigin = http.NewCrossOriginProtection()
 
-// Handler returns a handler that responds 403 to requests that Check rejects, and passes all others to next.
+// Handler returns a handler that responds 403 to requests that Check rejects, and passes all others to next. names are
+// the host names of the server.
 func Handler(next http.Handler, names ...string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := Check(r, names...); err != nil {
@@ -32,8 +33,8 @@ func Handler(next http.Handler, names ...string) http.Handler {
 // Check returns an error for a request that a web page of another site may have caused. The Host header must be an IP
 // address, localhost or one of names (ignoring case and port). With DNS rebinding, it contains a domain of the attacker
 // instead. An Origin header must contain the same host and port, and Sec-Fetch-Site must not be cross-site. Requests
-// that can change state must also not originate from another port of the same site. Clients that are not browsers do
-// not send these two headers. A request over a unix socket is always accepted, because browsers cannot send one.
+// that can change state must also not originate from another port of the same site. Clients that are not browsers send
+// neither Origin nor Sec-Fetch-Site. A request over a unix socket is always accepted, because browsers cannot send one.
 func Check(r *http.Request, names ...string) error {
 	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && local.Network() == "unix" {
 		return nil
@@ -63,7 +64,7 @@ func isOwnHost(host string, names []string) bool {
 	return slices.ContainsFunc(names, func(name string) bool { return strings.EqualFold(host, strings.TrimSuffix(name, ".")) })
 }
 
-// isOriginOf reports whether an Origin header contains the host of the request.
+// isOriginOf reports whether an Origin header contains the host and port of the request's Host header.
 func isOriginOf(origin, host string) bool {
 	u, err := url.Parse(origin)
 	return err == nil && u.Host != "" && strings.EqualFold(u.Host, host)

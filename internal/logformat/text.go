@@ -17,7 +17,7 @@ import (
 	"unicode/utf8"
 )
 
-// Keys of attributes that have a place of their own in a line.
+// Keys of attributes that TextHandler writes separately from the other attributes.
 const (
 	// Scope is the key of the attribute that names the component. Its name in the output is "scope".
 	Scope = "part"
@@ -41,7 +41,7 @@ type TextHandler struct {
 
 	scope  string
 	attrs  string // of WithAttrs, formatted; begins with a space
-	prefix string // of WithGroup
+	prefix string // the group names of WithGroup, each followed by a period
 }
 
 // NewText returns a handler that writes messages of at least this level to out.

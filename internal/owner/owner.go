@@ -35,8 +35,8 @@ func (o *Owner) ChownOpen(f *os.File) error {
 	return f.Chown(int(o.UID), int(o.GID))
 }
 
-// MakeReadable makes a file or directory readable for the owner's group, but not for other users. It must be in a
-// directory of this process's user, which remains its owner.
+// MakeReadable makes a file or directory readable for the owner's group, but not for other users. The file must be in a
+// directory that belongs to this process's user. This user becomes the file's owner.
 func (o *Owner) MakeReadable(path string) error {
 	if o == nil {
 		return nil

@@ -16,8 +16,8 @@ type Connection struct {
 	inode string
 }
 
-// FindConnection returns the socket with this local and remote address in this network namespace. It returns an error
-// if the process has closed the socket.
+// FindConnection returns the socket with the addresses local and remote in the network namespace of this process. It
+// returns an error if the process has closed the socket.
 func FindConnection(local, remote netip.AddrPort) (Connection, error) {
 	local, remote = unmap(local), unmap(remote)
 	for _, file := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
@@ -41,8 +41,8 @@ func FindConnection(local, remote netip.AddrPort) (Connection, error) {
 // connection.
 const closedInode = "0"
 
-// IsOpenIn reports whether a process has opened the connection's socket. It returns an error if this process may not
-// read the other process's file descriptors.
+// IsOpenIn reports whether the process pid has the connection's socket open. It returns an error if this process may
+// not read the other process's file descriptors.
 func (c Connection) IsOpenIn(pid int) (bool, error) {
 	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
 	fds, err := os.ReadDir(dir)

@@ -11,8 +11,8 @@ import (
 
 const maxCommand = 160
 
-// lookUp returns the processes that use a port. It finds the inodes of the sockets, and then the processes that have
-// these sockets open.
+// lookUp returns the processes that prevent another process from binding ip and port. It finds the inodes of the
+// sockets, and then the processes that have these sockets open.
 func lookUp(network string, ip netip.Addr, port uint16) []Holder {
 	protocol := "tcp"
 	if strings.HasPrefix(network, "udp") {
@@ -37,8 +37,8 @@ func lookUp(network string, ip netip.Addr, port uint16) []Holder {
 	return owners(inodes)
 }
 
-// owners returns the processes that have one of the sockets open. It omits processes of other users, which it cannot
-// inspect.
+// owners returns the processes that have one of the sockets open. The keys of links are "socket:[INODE]". It omits
+// processes of other users, which it cannot inspect.
 func owners(links map[string]bool) []Holder {
 	var found []Holder
 	processes, _ := os.ReadDir("/proc")
@@ -47,7 +47,7 @@ func owners(links map[string]bool) []Holder {
 		if err != nil || !holdsAny(pid, links) {
 			continue
 		}
-		found = append(found, Holder{PID: pid, Command: command(pid)})
+		found = append(found, Holder{PID: pid, Command: readCommand(pid)})
 	}
 	slices.SortFunc(found, func(a, b Holder) int { return a.PID - b.PID })
 	return found
@@ -67,8 +67,9 @@ func holdsAny(pid int, links map[string]bool) bool {
 	return false
 }
 
-// command returns a process's command line as one line, without terminal control characters.
-func command(pid int) string {
+// readCommand returns a process's command line as one line without control characters, truncated to maxCommand bytes.
+// It returns "" if it cannot read the command line.
+func readCommand(pid int) string {
 	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
 	if err != nil {
 		return ""

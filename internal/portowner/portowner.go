@@ -83,12 +83,12 @@ func holders(network, addr string) []Holder {
 	if err != nil {
 		return nil
 	}
-	return lookUp(network, address(host), uint16(port))
+	return lookUp(network, parseHost(host), uint16(port))
 }
 
-// address parses a host. If the host is empty or a name, it returns the unspecified address, which conflicts with every
-// address.
-func address(host string) netip.Addr {
+// parseHost parses the IP address host. If host is empty or a name, it returns the unspecified address, which conflicts
+// with every address.
+func parseHost(host string) netip.Addr {
 	ip, err := netip.ParseAddr(host)
 	if err != nil {
 		return netip.IPv6Unspecified()

@@ -34,7 +34,7 @@ func parseSockets(r io.Reader) []socket {
 	return all
 }
 
-// findSocket returns the first socket in a file of this format for which matches returns true.
+// findSocket returns the first socket in r, a file as parseSockets reads it, for which matches returns true.
 func findSocket(r io.Reader, matches func(socket) bool) (socket, bool) {
 	lines := bufio.NewScanner(r)
 	for lines.Scan() {
@@ -83,7 +83,7 @@ func parseAddrPort(text string) (netip.AddrPort, error) {
 	if err != nil || (len(raw) != 4 && len(raw) != 16) {
 		return netip.AddrPort{}, fmt.Errorf("address %q is neither IPv4 nor IPv6 in hexadecimal", host)
 	}
-	// The kernel prints each 32-bit word of the address as a number in its own byte order.
+	// The kernel prints each 32-bit word of the address as a number in the machine's byte order.
 	for i := 0; i < len(raw); i += 4 {
 		binary.NativeEndian.PutUint32(raw[i:], binary.BigEndian.Uint32(raw[i:]))
 	}
@@ -91,7 +91,7 @@ func parseAddrPort(text string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(ip.Unmap(), uint16(port)), nil
 }
 
-// blocks reports whether a socket prevents another socket from binding an address.
+// blocks reports whether s prevents another socket from binding ip and port.
 func (s socket) blocks(ip netip.Addr, port uint16) bool {
 	if s.local.Port() != port || (s.state != stateListen && s.state != stateClose) {
 		return false
@@ -100,5 +100,6 @@ func (s socket) blocks(ip netip.Addr, port uint16) bool {
 	return held == ip || covers(held, ip) || covers(ip, held)
 }
 
-// covers reports whether an unspecified address includes the other address. The unspecified IPv6 address includes IPv4 addresses.
+// covers reports whether all is an unspecified address that includes one. The unspecified IPv6 address includes IPv4
+// addresses.
 func covers(all, one netip.Addr) bool { return all.IsUnspecified() && (all.Is6() || one.Is4()) }

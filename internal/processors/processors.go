@@ -1,6 +1,6 @@
 // Package processors limits the program to one processor while it has little to do. An event, such as a configuration
 // update, passes several goroutines in turn. With more than one processor, the Go scheduler wakes an idle processor for
-// each of them, although there is no work to do in parallel. For a small update that is a third of the CPU time.
+// each of them, although there is no work to do in parallel. For a small update, this uses a third of the CPU time.
 package processors
 
 import (

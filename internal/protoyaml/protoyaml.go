@@ -50,7 +50,7 @@ func unmarshal(text string, into proto.Message, unknown func(*fault)) (Document,
 	if doc == nil {
 		return nil, nil // empty, or only comments
 	}
-	canonical(doc, into.ProtoReflect().Descriptor(), "", unknown)
+	canonicalize(doc, into.ProtoReflect().Descriptor(), "", unknown)
 	b, err := json.Marshal(doc)
 	if err != nil {
 		return nil, fmt.Errorf("a key is not a string: %w", err)
@@ -72,9 +72,9 @@ func fieldOf(m protoreflect.MessageDescriptor, key string) protoreflect.FieldDes
 	return m.Fields().ByTextName(key)
 }
 
-// canonical converts a document to the form that protojson accepts, with durations in seconds. If unknown is not nil,
-// canonical removes each unknown field and calls unknown with it.
-func canonical(doc map[string]any, m protoreflect.MessageDescriptor, parent string, unknown func(*fault)) {
+// canonicalize converts doc to the form that protojson accepts, with durations in seconds. If unknown is not nil,
+// canonicalize removes each unknown field and calls unknown with it.
+func canonicalize(doc map[string]any, m protoreflect.MessageDescriptor, parent string, unknown func(*fault)) {
 	for _, key := range slices.Sorted(maps.Keys(doc)) {
 		field := fieldOf(m, key)
 		switch {
@@ -83,21 +83,21 @@ func canonical(doc map[string]any, m protoreflect.MessageDescriptor, parent stri
 			delete(doc, key)
 		case field == nil || field.Message() == nil || field.IsMap():
 		default:
-			doc[key] = canonicalValue(doc[key], field.Message(), parent+key, unknown)
+			doc[key] = canonicalizeValue(doc[key], field.Message(), parent+key, unknown)
 		}
 	}
 }
 
-func canonicalValue(value any, m protoreflect.MessageDescriptor, path string, unknown func(*fault)) any {
+func canonicalizeValue(value any, m protoreflect.MessageDescriptor, path string, unknown func(*fault)) any {
 	switch v := value.(type) {
 	case []any:
 		for i := range v {
-			v[i] = canonicalValue(v[i], m, fmt.Sprintf("%s[%d]", path, i), unknown)
+			v[i] = canonicalizeValue(v[i], m, fmt.Sprintf("%s[%d]", path, i), unknown)
 		}
 	case map[string]any:
 		// The JSON form of google.protobuf.Struct, for example, does not consist of the fields of that message.
 		if m.ParentFile().Package() != "google.protobuf" {
-			canonical(v, m, path+".", unknown)
+			canonicalize(v, m, path+".", unknown)
 		}
 	case string:
 		if d, err := time.ParseDuration(v); err == nil && m.FullName() == durationName {
@@ -156,7 +156,7 @@ func fieldNames(fields protoreflect.FieldDescriptors) []string {
 	return names
 }
 
-// accepts reports whether a message accepts the value for one of its fields.
+// accepts reports whether the field key of m accepts value.
 func accepts(m protoreflect.Message, key string, value any) bool {
 	b, err := json.Marshal(map[string]any{key: value})
 	return err == nil && protojson.Unmarshal(b, m.New().Interface()) == nil
@@ -214,7 +214,7 @@ func enumNames(e protoreflect.EnumDescriptor) []string {
 	return names
 }
 
-// lineOf returns the number of the first line that contains the key, or 0.
+// lineOf returns the number of the first line whose YAML key is key. It returns 0 if there is none.
 func lineOf(key, text string) int {
 	n := 0
 	for line := range strings.Lines(text) {

@@ -94,7 +94,7 @@ func (f Format) Wrap(text string) string {
 }
 
 // WrapWords joins the words of a text by spaces, and wraps them for a column of the terminal that begins after indent
-// columns. Columns with less than 30 characters are not wrapped.
+// columns. If fewer than 30 columns are left for the text, WrapWords does not wrap it.
 func (f Format) WrapWords(text string, indent int) string {
 	text = strings.Join(strings.Fields(text), " ")
 	if f.Columns == 0 || f.Columns-indent < 30 {
@@ -103,7 +103,8 @@ func (f Format) WrapWords(text string, indent int) string {
 	return strings.TrimLeft(wrapLine(strings.Repeat(" ", indent)+text, f.Columns, indent), " ")
 }
 
-// wrapLine wraps a line between words. The lines after the first have this indentation, at most half of the width.
+// wrapLine wraps a line between words. The lines after the first are indented by indent columns, but at most by half of
+// the width.
 func wrapLine(line string, columns, indent int) string {
 	if width(line) <= columns {
 		return line

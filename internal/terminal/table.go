@@ -14,7 +14,7 @@ import (
 const (
 	// gap is the number of spaces between columns.
 	gap = 2
-	// maxWord is the maximum width of a word that is not divided while another column can be hidden.
+	// maxWord is the maximum width of words for which optional columns are hidden. Longer words are divided instead.
 	maxWord = 24
 )
 
@@ -211,7 +211,7 @@ func setWidths(columns []column, width func(column) int) {
 }
 
 // distribute sets the widths of the columns so that they fit. A column has at least its floor. Above it, all columns
-// that are not fully shown have the same width, and the first of them have one more if columns are left.
+// that are not fully shown have the same width, and the first of them are one wider if space is left.
 func distribute(columns []column, available int, floor func(column) int) {
 	for level := available; level > 0; level-- {
 		setWidths(columns, func(c column) int { return min(c.natural, max(floor(c), level)) })

@@ -6,8 +6,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Execute runs the command line of a program. An error before a command runs is an Error. It returns the command that
-// was called.
+// Execute runs the command line of a program, and returns the command that was called. An error that occurs before a
+// command runs has the type Error.
 func Execute(root *cobra.Command) (*cobra.Command, error) {
 	addCompletion(root)
 	addHelp(root)
@@ -20,7 +20,7 @@ func Execute(root *cobra.Command) (*cobra.Command, error) {
 	return c, err
 }
 
-// addHelp adds the command help. It refuses the name of an unknown command.
+// addHelp adds the command help, which returns an error for the name of an unknown command.
 func addHelp(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	c, _, err := root.Find([]string{"help"})

@@ -22,7 +22,8 @@ func explainFlagError(c *cobra.Command, err error) error {
 	return errorf("%w (see `%s --help`)", DescribeFlagError(c.Flags(), err), c.CommandPath())
 }
 
-// DescribeFlagError returns an error of pflag in the words of this package: with the flag, its value and what to write.
+// DescribeFlagError replaces an error of pflag by one that names the flag, its value and what to write. It returns
+// other errors unchanged.
 func DescribeFlagError(flags *pflag.FlagSet, err error) error {
 	var unknown *pflag.NotExistError
 	var missing *pflag.ValueRequiredError
