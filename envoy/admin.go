@@ -243,7 +243,8 @@ func (a *Admin) getJSON(ctx context.Context, path string, query url.Values, limi
 	return nil
 }
 
-// do sends a request and returns the whole response, up to limit bytes.
+// do sends a request and returns the body of the response. It returns an error if the body exceeds limit bytes, and a
+// *StatusError if the status is not 200.
 func (a *Admin) do(ctx context.Context, method, path string, query url.Values, limit int64) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
 	defer cancel()

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// Counters returns the counters whose names match the RE2 expression filter. Idle agents call it periodically: it uses a
-// connection of its own and no goroutine, so that it wakes few threads.
+// Counters returns the counters whose names match the RE2 expression filter. It uses a new connection and no goroutine,
+// so that it wakes few threads: idle agents call it periodically.
 func (a *Admin) Counters(ctx context.Context, filter string) (map[string]uint64, error) {
 	body, err := a.getOnce(ctx, "/stats?"+url.Values{"type": {"Counters"}, "filter": {filter}}.Encode())
 	if err != nil {

@@ -55,8 +55,8 @@ type Binary struct {
 }
 
 // Find searches for an Envoy binary of MinimumVersion or newer, in this order: flag, environment, ProxyConfig, cache
-// (newest first), PATH. If one of the first three names a missing or unsuitable binary, Find fails without further search. The
-// error is a *NotFoundError, *TooOldError or *NotEnvoyError, or the context's error.
+// (newest first), PATH. If one of the first three names a binary that is missing, is not Envoy or is too old, Find
+// fails without further search. The error is a *NotFoundError, *TooOldError or *NotEnvoyError, or the context's error.
 func Find(ctx context.Context, o FindOptions) (Binary, error) {
 	s := newSearch(o)
 	if o.Path != "" {
@@ -123,8 +123,8 @@ func (s *search) listExecutables() []candidate {
 	return found
 }
 
-// recordRejection records why a candidate is unsuitable. The first *TooOldError is returned to the user if no candidate
-// is suitable.
+// recordRejection records why a candidate was rejected. If all candidates are rejected, the first *TooOldError is
+// returned to the user.
 func (s *search) recordRejection(err error) {
 	var old *TooOldError
 	if errors.As(err, &old) && s.tooOld == nil {

@@ -85,7 +85,8 @@ func Install(ctx context.Context, o InstallOptions) (Binary, error) {
 	return b, os.Rename(program, b.Path)
 }
 
-// fetchProgram writes the verified program to a file in the directory work, and returns the file's path.
+// fetchProgram writes the program of o.Source to a file in the directory work, verifies its hash, and returns the
+// file's path.
 func fetchProgram(ctx context.Context, o InstallOptions, work string) (string, error) {
 	fetched := filepath.Join(work, "fetched")
 	hash, err := copySource(ctx, o.Source, fetched)
@@ -108,15 +109,15 @@ func fetchProgram(ctx context.Context, o InstallOptions, work string) (string, e
 	return program, os.Chmod(program, 0o755)
 }
 
-// copySource copies a URL or a file, and returns the hash of its content.
-func copySource(ctx context.Context, source, to string) (hash string, err error) {
+// copySource copies the content of a URL or a file to a new file at target, and returns the hash of the content.
+func copySource(ctx context.Context, source, target string) (hash string, err error) {
 	if !strings.HasPrefix(source, "https://") && !strings.HasPrefix(source, "http://") {
 		f, err := os.Open(source)
 		if err != nil {
 			return "", err
 		}
 		defer func() { _ = f.Close() }()
-		return writeHashed(to, f)
+		return writeHashed(target, f)
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, source, nil)
 	if err != nil {
@@ -130,7 +131,7 @@ func copySource(ctx context.Context, source, to string) (hash string, err error)
 	if resp.StatusCode != http.StatusOK {
 		return "", fmt.Errorf("fetching %s: the server responded with %s", source, resp.Status)
 	}
-	hash, err = writeHashed(to, resp.Body)
+	hash, err = writeHashed(target, resp.Body)
 	if err != nil {
 		err = fmt.Errorf("fetching %s: %w", source, err)
 	}
@@ -163,8 +164,9 @@ func isZip(file string) bool {
 	return err == nil && string(magic[:]) == "PK\x03\x04"
 }
 
-// unpackProgram writes the file "envoy" of a zip archive to a file, and returns the hash of the program.
-func unpackProgram(archive, to string) (hash string, err error) {
+// unpackProgram writes the file "envoy" of the zip file archive to a new file at target, and returns the program's
+// hash.
+func unpackProgram(archive, target string) (hash string, err error) {
 	z, err := zip.OpenReader(archive)
 	if err != nil {
 		return "", err
@@ -179,7 +181,7 @@ func unpackProgram(archive, to string) (hash string, err error) {
 			return "", err
 		}
 		defer func() { _ = content.Close() }()
-		return writeHashed(to, content)
+		return writeHashed(target, content)
 	}
 	return "", errors.New("the archive contains no file envoy")
 }

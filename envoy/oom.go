@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// oomInterval is how often the cgroup's OOM kill count is read while Envoy runs. Without these reads, the agent would
-// attribute an earlier kill of another process in the cgroup to Envoy. The interval is long, because such kills are
-// rare and each read wakes a CPU in every pod.
+// oomInterval is how often the cgroup's OOM kill count is read while Envoy runs. With fewer reads, the agent would more
+// often attribute an earlier kill of another process in the cgroup to Envoy. The interval is long, because such kills
+// are rare and each read wakes a CPU in every pod.
 const oomInterval = 5 * time.Minute
 
 // oomCounter returns the number of OOM kills in a cgroup, and the file that contains it. ok is false if the number is
@@ -25,18 +25,18 @@ type oomWatcher struct {
 	before, last uint64 // only run accesses them; after run has returned, only compare
 }
 
-func startOOMWatcher(c oomCounter, every time.Duration) *oomWatcher {
+func startOOMWatcher(c oomCounter, interval time.Duration) *oomWatcher {
 	w := &oomWatcher{counter: c, quit: make(chan struct{})}
-	w.done.Go(func() { w.run(every) })
+	w.done.Go(func() { w.run(interval) })
 	return w
 }
 
-func (w *oomWatcher) run(every time.Duration) {
+func (w *oomWatcher) run(interval time.Duration) {
 	if !w.sample() {
 		return
 	}
 	w.before = w.last
-	tick := time.NewTicker(every)
+	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
 		select {

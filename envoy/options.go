@@ -98,7 +98,8 @@ func (o Options) Args() []string {
 }
 
 // splitLogLevel splits "level,component:level,…" into the default level and the levels of components. The entries of
-// components are at the end of the result, because Envoy uses the last level of a component.
+// the parameter components are last in the second result, because Envoy uses the last level of a component. The default
+// level is "warning" if level contains none.
 func splitLogLevel(level, components string) (string, string) {
 	base := "warning"
 	var scoped []string

@@ -275,8 +275,8 @@ func (p *Process) waitStatus(err error) syscall.WaitStatus {
 	return statusUnknown
 }
 
-// receiveWithin returns the next value from a channel, or the zero value if limit passes before. Without a limit, the
-// wait for an exited process can block for over ten seconds on an overloaded machine.
+// receiveWithin returns the next value from a channel, or the zero value if limit passes before. The limit is necessary
+// because the wait for an exited process can block for over ten seconds on an overloaded machine.
 func receiveWithin[T any](limit time.Duration, from <-chan T) (value T) {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()

@@ -110,8 +110,8 @@ const (
 	flagSignaled = 0x400 // ended by a signal
 )
 
-// isDying reports whether the kernel is ending the process or is about to end it. A process that writes a core file is
-// not dying yet.
+// isDying reports whether the process is exiting, was ended by a signal, or has a pending SIGKILL. A process that
+// writes a core file is not dying yet.
 func isDying(pid int) bool {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil || statusValue(status, "CoreDumping:") == "1" {
@@ -125,7 +125,8 @@ func isDying(pid int) bool {
 	return pending&(1<<(syscall.SIGKILL-1)) != 0 || flags&(flagExiting|flagSignaled) != 0
 }
 
-// statusValue returns the value of a line of /proc/<pid>/status.
+// statusValue returns the value of the line of /proc/<pid>/status that begins with name. It returns "" if there is
+// none.
 func statusValue(status []byte, name string) string {
 	for line := range strings.Lines(string(status)) {
 		if value, ok := strings.CutPrefix(line, name); ok {

@@ -48,9 +48,9 @@ type Readiness struct {
 	unresponsive unresponsiveState
 }
 
-// unresponsiveState counts the consecutive queries without a response.
+// unresponsiveState counts the consecutive queries that timed out.
 type unresponsiveState struct {
-	since time.Time // start of the first query without a response
+	since time.Time // start of the first of these queries
 	count int
 }
 
@@ -143,7 +143,8 @@ func (r *Readiness) query(ctx context.Context, started bool) {
 	r.pending = nil
 }
 
-// evaluateError returns the condition of an Envoy that a query could not reach. The caller holds r.mu.
+// evaluateError returns the condition after a failed query. An Envoy that was ready stays ready until it has not
+// responded for maxUnresponsive. The caller holds r.mu.
 func (r *Readiness) evaluateError(err error) health.Condition {
 	silent := r.Now().Sub(r.unresponsive.since)
 	switch {

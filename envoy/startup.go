@@ -35,8 +35,8 @@ func (r *Readiness) evaluateStart(ctx context.Context, state string, stats map[s
 	return c
 }
 
-// checkMissingStats returns a condition if Envoy runs, but its bootstrap excludes the statistics about accepted
-// resources.
+// checkMissingStats returns an unhealthy condition and true if Envoy is LIVE, but its bootstrap excludes the statistics
+// about accepted resources.
 func checkMissingStats(prefix, state string, stats map[string]uint64) (c health.Condition, ok bool) {
 	if _, known := stats[prefix+".update_success"]; known || state != "LIVE" {
 		return c, false
@@ -71,7 +71,8 @@ func describeMissing(kind, prefix, state string, stats map[string]uint64) health
 	}
 }
 
-// describeWarming returns the names of the warming clusters, if the statistics contain them.
+// describeWarming returns a condition with the number of warming clusters, and with their names if the statistics
+// contain them.
 func describeWarming(stats map[string]uint64) health.Condition {
 	var names []string
 	for stat, value := range stats {
@@ -87,8 +88,8 @@ func describeWarming(stats map[string]uint64) health.Condition {
 	}
 }
 
-// describeInit returns the name of the target for which Envoy's init manager waits: "RdsRouteConfigSubscription RDS
-// init …".
+// describeInit returns a condition with the names of the targets for which Envoy's init manager waits, for example
+// "RdsRouteConfigSubscription RDS init …".
 func (r *Readiness) describeInit(ctx context.Context) health.Condition {
 	var wire struct {
 		Dumps []struct {

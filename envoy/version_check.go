@@ -65,7 +65,8 @@ func (s *search) queryVersion(ctx context.Context, b Binary) (Binary, error) {
 	return b, b.checkSupported()
 }
 
-// QueryVersion executes a binary to query its version. It returns the binary with the version, or an error as Find does.
+// QueryVersion executes the binary b to query its version, and caches the version. It returns b with this version, or a
+// *TooOldError, a *NotEnvoyError or the context's error.
 func (o FindOptions) QueryVersion(ctx context.Context, b Binary) (Binary, error) {
 	return newSearch(o).queryVersion(ctx, b)
 }
@@ -85,7 +86,8 @@ func (o FindOptions) ConfirmVersion(b Binary, v Version) (Binary, error) {
 // image can contain this file, with the version or the output of `envoy --version`.
 const versionFileSuffix = ".version"
 
-// readVersionFile returns the version in a binary's version file. It returns the zero value if there is no such file.
+// readVersionFile returns the version in a binary's version file. It returns the zero value if the file cannot be read
+// or contains no version.
 func readVersionFile(path string) Version {
 	text, err := regularfile.Read(path+versionFileSuffix, maxVersionOutput)
 	if err != nil {
@@ -134,8 +136,8 @@ func (b *headBuffer) Write(p []byte) (int, error) {
 
 func (b *headBuffer) firstLine() string { return firstLine(b.String()) }
 
-// versionCache caches the versions of binaries until their files change. If it cannot read its file, it queries the
-// binaries again.
+// versionCache caches the versions of binaries until their files change. If its file cannot be read, it is empty, and
+// the caller queries the binaries again.
 type versionCache struct {
 	file  string
 	Known map[string]cachedVersion `json:"known"`
@@ -188,7 +190,8 @@ func (m *versionCache) store(path string, v Version) {
 	_ = atomicfile.Write(m.file, data) // if the write fails, the next start only queries the binary again
 }
 
-// makeCacheDir creates the project's directory in the user's cache directory, if the latter exists.
+// makeCacheDir creates dir, which is in the project's directory below the user's cache directory. It returns an error
+// if the user's cache directory does not exist.
 func makeCacheDir(dir string) error {
 	if _, err := os.Stat(filepath.Dir(filepath.Dir(dir))); err != nil {
 		return err
