@@ -7,7 +7,8 @@ import (
 	"slices"
 )
 
-// Limits of expressions. Envoy evaluates each expression for every request.
+// Limits of an expression: its length in bytes and its nesting depth. Envoy evaluates each expression for every
+// request.
 const (
 	maxCEL      = 4096
 	maxCELDepth = 24

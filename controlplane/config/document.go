@@ -107,7 +107,8 @@ type sizeChecker struct {
 	ok      bool
 }
 
-// checkSize reports whether the document has an acceptable size, and expands its merge keys.
+// checkSize expands the merge keys of the document, and refuses duplicate keys. It returns false if the document is too
+// large or cannot be read (see sizeChecker).
 func (d *document) checkSize(root *yaml.Node) bool {
 	m := &sizeChecker{d: d, sizes: map[*yaml.Node]nodeSize{}, open: map[*yaml.Node]bool{}, ok: true}
 	d.origin = d.nodePosition(root)

@@ -119,8 +119,8 @@ func (s *Server) serve(w stream) error {
 }
 
 // awaitFirstRequest returns the first request, or an error if none arrives in time. It is a separate function so that
-// serve's stack frame has no reference to the request. The memory of the request can then be freed, which is large if a
-// reconnecting client lists all its resources.
+// serve's stack frame has no reference to the request. The request can then be freed. It is large if a reconnecting
+// client lists all its resources.
 func (c *connection) awaitFirstRequest() (*request, error) {
 	timer := time.NewTimer(firstRequestTimeout)
 	defer timer.Stop()
