@@ -112,14 +112,14 @@ func startError(c Config, err error) error {
 func (p *Process) PID() int { return p.pid }
 
 // Done is closed when Envoy and its process group have ended and all their output was read. If Stop stops waiting for
-// that, Done is closed then.
+// Envoy's end, it closes Done earlier.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
 // Terminated is closed when Envoy's process has ended. If Stop has stopped waiting before, Terminated is closed after
 // Done.
 func (p *Process) Terminated() <-chan struct{} { return p.terminated }
 
-// Exit waits for Done and describes how Envoy ended.
+// Exit waits until Done is closed, and describes how Envoy ended.
 func (p *Process) Exit() Exit {
 	<-p.done
 	return p.exit

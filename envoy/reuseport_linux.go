@@ -150,7 +150,7 @@ func socketDescriptors(pid int) (map[string]int, error) {
 	found := make(map[string]int)
 	for _, e := range entries {
 		target, err := os.Readlink(filepath.Join(dir, e.Name()))
-		// A process that may list the descriptors may still not be permitted to read them.
+		// Reading the link of a descriptor can be forbidden even if listing the descriptors is permitted.
 		if errors.Is(err, fs.ErrPermission) {
 			return nil, err
 		}

@@ -88,7 +88,7 @@ func (e *Envoy) Get(path string) (string, error) {
 // Output returns what Envoy has written to its standard output and standard error.
 func (e *Envoy) Output() string { return e.output.String() }
 
-// Stop stops Envoy before the test ends.
+// Stop requests Envoy to exit, and waits until it has exited.
 func (e *Envoy) Stop() error {
 	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	response, err := client.Post(e.admin+"/quitquitquit", "", nil)

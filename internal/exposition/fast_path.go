@@ -51,7 +51,7 @@ func (c *copier) learn(s *sample) {
 // verbatim copies lines from the beginning of text unchanged. It stops at the first line that does not belong to the
 // family f, is not known to be valid, or must be changed. It returns the number of bytes that it copied.
 func (c *copier) verbatim(text []byte, f *family) (copied int) {
-	// In text format, the names of a gauge histogram's sum and count are changed.
+	// A prefix or label must be added, or the names of a gauge histogram's sum and count changed for text format.
 	if !c.writing || c.prefix != "" || c.label != nil || f.kind == gaugeHistogram {
 		return 0
 	}
@@ -85,7 +85,8 @@ func (c *copier) verbatimCut(text []byte, f *family) (copied int) {
 }
 
 // isKnown reports whether a line belongs to the family, has no labels or a known label set, ends in a number that
-// findPlainNumber accepts, and does not repeat a series of the source. It records the series.
+// findPlainNumber accepts, and does not repeat a series of the source. If the other conditions hold, it records the
+// series.
 func (c *copier) isKnown(line []byte, f *family) bool {
 	at := findPlainNumber(line)
 	return at < len(line) && at > 1 && line[at-1] == ' ' && c.isKnownSeries(line, at, f) && !c.seenSeries.repeats(line[:at-1], nil)

@@ -113,7 +113,8 @@ func (s *sample) parse(line []byte, f Format) bool {
 	return s.parseRest(f)
 }
 
-// parseRest parses the optional parts after the value: a timestamp and, in OpenMetrics, an exemplar.
+// parseRest parses the optional parts after the value: a timestamp and, in OpenMetrics, an exemplar. It reports whether
+// the timestamp is valid and the exemplar begins with a brace. appendExemplar checks the rest of the exemplar.
 func (s *sample) parseRest(f Format) bool {
 	at := skipBlanks(s.line, s.value.to)
 	if at < len(s.line) && s.line[at] != '#' {

@@ -28,7 +28,7 @@ var metadata = []netip.Prefix{
 }
 
 // embedding contains the prefixes of IPv6 addresses that contain an IPv4 address. offset is the index of the first byte
-// of the latter.
+// of the IPv4 address.
 var embedding = []struct {
 	prefix netip.Prefix
 	offset int

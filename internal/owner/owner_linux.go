@@ -41,7 +41,8 @@ var needed = []struct {
 	name string
 }{{unix.CAP_CHOWN, "CHOWN"}, {unix.CAP_SETGID, "SETGID"}, {unix.CAP_SETUID, "SETUID"}, {unix.CAP_KILL, "KILL"}}
 
-// CheckCapabilities returns an error if this process lacks the capabilities for running a program as the owner.
+// CheckCapabilities returns an error if this process lacks the capabilities for running a program as the owner. It
+// returns nil for a nil Owner, or if it cannot read the capabilities.
 func (o *Owner) CheckCapabilities() error {
 	if o == nil {
 		return nil

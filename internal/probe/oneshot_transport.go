@@ -17,8 +17,8 @@ import (
 // memory.
 type oneShotTransport struct{}
 
-// oneShotBuffer is the size of the buffers for a request and for a response's header. Longer ones are sent or read in
-// parts.
+// oneShotBuffer is the size of the buffers for a request and for a response's header. A longer request or header is
+// sent or read in parts.
 const oneShotBuffer = 1 << 10
 
 var errLongHeader = errors.New("the response header is longer than 64 KiB")

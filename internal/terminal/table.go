@@ -109,7 +109,7 @@ type column struct {
 	index        int // in the cells of a row
 	title        string
 	piece        int // the width with which words are divided only after punctuation
-	word         int // the width with which no word is divided, except very long ones
+	word         int // the width with which no word of up to maxWord characters is divided
 	natural      int // the width with which no cell is wrapped
 	width        int
 	withoutValue bool // each cell is a dash
