@@ -130,8 +130,8 @@ func (f *family) cutSuffix(rest []byte) ([]byte, bool) {
 	return nil, false
 }
 
-// findPlainNumber returns the position of the number at the end of a line, if it is not negative and has the same form in
-// both formats. Otherwise it returns len(line).
+// findPlainNumber returns the position of the number at the end of a line, if it is not negative and has the same form
+// in both formats. Otherwise it returns len(line).
 func findPlainNumber(line []byte) int {
 	at, whole := len(line), true
 	if at > 1 && line[at-2] == ' ' && line[at-1] >= '0' && line[at-1] <= '9' {
