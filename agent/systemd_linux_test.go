@@ -103,7 +103,8 @@ func (s *agentSetup) installUnit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.write(t, "etc/systemd/system/pilotfish-agent.service", string(unit))
+	// /usr/bin contains the programs of the test's host, so the machine has the agent in /usr/local/bin.
+	s.write(t, "etc/systemd/system/pilotfish-agent.service", strings.ReplaceAll(string(unit), "/usr/bin/", "/usr/local/bin/"))
 	s.write(t, "etc/systemd/system/pilotfish-agent.service.d/end.conf", unitEnd)
 	for _, name := range []string{"idle", "sysinit", "basic", "shutdown"} {
 		s.write(t, "etc/systemd/system/"+name+".target", "[Unit]\nDefaultDependencies=no\n")
