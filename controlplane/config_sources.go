@@ -113,7 +113,8 @@ func (s *Server) sourceHealth() string {
 	return ""
 }
 
-// sourceProblems returns the findings of all sources, and a warning if configSources was changed since the start.
+// sourceProblems returns the findings of all sources, and a warning if configSources has changed since the control
+// plane started.
 func (s *Server) sourceProblems() []config.Problem {
 	var problems []config.Problem
 	if !slices.EqualFunc(s.startedSources, s.mesh().GetConfigSources(), func(a, b *meshconfig.ConfigSource) bool { return proto.Equal(a, b) }) {

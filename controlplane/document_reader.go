@@ -16,8 +16,8 @@ import (
 )
 
 // documentReaders serves the documents of Istio's kinds to other control planes. It never serves Kubernetes Services
-// and Secrets. It does not serve documents that this control plane receives from other control planes either: two
-// control planes would otherwise preserve each other's removed documents.
+// and Secrets. It does not serve documents that this control plane receives from other control planes either: otherwise
+// two control planes that read from each other would preserve documents that were removed.
 type documentReaders struct {
 	allowed map[string]bool // SPIFFE IDs
 	store   config.Store
@@ -70,7 +70,8 @@ func (r *documentReaders) connect(peer xds.Peer) (xds.Proxy, error) {
 	return documentReader{r}, nil
 }
 
-// encode returns all documents of the kind as resources. It caches the encoding of each version of a document.
+// encode returns all documents of the kind as resources. It encodes only documents that have changed since its last
+// call for the kind.
 func (r *documentReaders) encode(kind config.Kind) ([]*xds.Resource, error) {
 	documents := r.store.List(kind)
 	r.mu.Lock()

@@ -48,9 +48,9 @@ func (p *Process) CountClients(ports map[uint64]bool, except ...uint32) (int, er
 const kernelSendBuffer = 8 << 10
 
 // PendingUpstreamBytes returns the number of bytes that slow servers have not acknowledged, on the connections that
-// Envoy opened. The bytes are in the kernel's buffers. It skips connections with less than kernelSendBuffer: Envoy has
-// no more data for these servers, and the kernel delivers the rest even after Envoy's exit. It also skips unresponsive
-// servers, such as an unreachable log collector.
+// Envoy opened. The bytes are in the kernel's buffers. Connections with less than kernelSendBuffer pending bytes are
+// not counted: Envoy has no more data for these servers, and the kernel delivers the rest even after Envoy's exit.
+// Unresponsive servers, such as an unreachable log collector, are not counted either.
 func (p *Process) PendingUpstreamBytes() (uint64, error) {
 	descriptors, err := socketDescriptors(p.pid)
 	if err != nil {
@@ -114,7 +114,7 @@ func (s socket) pendingBytes() uint64 {
 }
 
 // maxRetransmits is the number of retransmissions or window probes after which a peer counts as unreachable. The third
-// is sent about two seconds after the first. An acknowledgement resets the count.
+// retransmission is sent about two seconds after the first. An acknowledgement resets the count.
 const maxRetransmits = 3
 
 // isUnresponsive reports whether the peer no longer acknowledges data. A peer that only reads slowly still does.

@@ -32,25 +32,25 @@ type FindOptions struct {
 	// ConfiguredPath is ProxyConfig's binaryPath.
 	ConfiguredPath string
 	// CacheDir is the project's cache with binaries in <CacheDir>/<version>/envoy. The versions that binaries report
-	// are cached there, too.
+	// are cached in the file versions.json of this directory.
 	CacheDir string
 	// PathEnv is the value of PATH.
 	PathEnv string
 	// Timeout limits the query of a binary's version; default 10 seconds.
 	Timeout time.Duration
-	// DeferVersion omits the query of the version, which executes the binary, if there is only one candidate. Its
-	// Version is then that of the cache or of the version file, or zero. The caller starts Envoy and calls
-	// ConfirmVersion or QueryVersion later.
+	// DeferVersion makes Find return a binary without executing it, if the binary is the only candidate. Binary.Version
+	// is then from the cache, or else from the version file, or zero. The caller starts Envoy and calls ConfirmVersion
+	// or QueryVersion later.
 	DeferVersion bool
 }
 
-// Binary is an Envoy binary. Its version is supported, or not known yet (see FindOptions.DeferVersion).
+// Binary is an Envoy binary. Its version is supported, unless Unconfirmed is true.
 type Binary struct {
 	// Path is absolute.
 	Path    string
 	Version Version
 	Source  Source
-	// Unconfirmed is set if the version is zero or from the version file, because of FindOptions.DeferVersion.
+	// Unconfirmed is true if the version is zero or from the version file, because of FindOptions.DeferVersion.
 	Unconfirmed bool
 }
 
@@ -108,7 +108,8 @@ func (s *search) findUnnamed(ctx context.Context) (Binary, error) {
 	return Binary{}, &NotFoundError{Searched: s.searched}
 }
 
-// listExecutables returns the executable files of the cache and of PATH, in search order.
+// listExecutables returns the executable files of the cache and of PATH, in search order. It records why other files
+// cannot be executed.
 func (s *search) listExecutables() []candidate {
 	var found []candidate
 	for _, c := range slices.Concat(s.listCache(), s.listPath()) {
@@ -123,8 +124,8 @@ func (s *search) listExecutables() []candidate {
 	return found
 }
 
-// recordRejection records why a candidate was rejected. If all candidates are rejected, the first *TooOldError is
-// returned to the user.
+// recordRejection records why a candidate was rejected. If all candidates are rejected, Find returns the first
+// *TooOldError.
 func (s *search) recordRejection(err error) {
 	var old *TooOldError
 	if errors.As(err, &old) && s.tooOld == nil {

@@ -20,7 +20,7 @@ import (
 
 // HotRestart configures Envoy's hot restart. An Envoy of the next epoch (the child) receives the listening sockets of
 // the running Envoy (the parent). The parent closes its admin interface as soon as the child starts. Once the child
-// serves traffic, it makes the parent drain, and terminates it after ParentShutdown. If the parent exits before, the
+// serves traffic, it makes the parent drain, and terminates it after ParentShutdown. If the parent exits earlier, the
 // caller must call AbsorbParentMessages.
 type HotRestart struct {
 	// BaseID is the same in all epochs, and unique on the machine. NewBaseID returns an unused one.

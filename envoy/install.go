@@ -49,8 +49,8 @@ func (e *HashError) Error() string {
 		e.Source, e.Got, runtime.GOARCH, strings.Join(PinnedVersions(), ", "))
 }
 
-// Install copies an Envoy from a URL or a file, verifies its hash before it executes the program, and then its version.
-// It replaces Target atomically. After an error, Target is unchanged.
+// Install copies an Envoy from a URL or a file to Target. It verifies the hash, then executes the program to verify its
+// version. It replaces Target atomically. After an error, Target is unchanged.
 func Install(ctx context.Context, o InstallOptions) (Binary, error) {
 	dir := filepath.Dir(o.Target)
 	if o.Target == "" {

@@ -20,9 +20,9 @@ type oomWatcher struct {
 	counter oomCounter
 	quit    chan struct{}
 	done    sync.WaitGroup // waits for run
-	// before and last are the counts of the last two reads. compare uses before, because the last read may have
+	// previous and last are the counts of the last two reads. compare uses previous, because the last read may have
 	// happened between the kill and Envoy's exit.
-	before, last uint64 // only run accesses them; after run has returned, only compare
+	previous, last uint64 // only run accesses them; after run has returned, only compare
 }
 
 func startOOMWatcher(c oomCounter, interval time.Duration) *oomWatcher {
@@ -35,7 +35,7 @@ func (w *oomWatcher) run(interval time.Duration) {
 	if !w.sample() {
 		return
 	}
-	w.before = w.last
+	w.previous = w.last
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
@@ -51,7 +51,7 @@ func (w *oomWatcher) run(interval time.Duration) {
 func (w *oomWatcher) sample() bool {
 	n, _, ok := w.counter()
 	if ok {
-		w.before, w.last = w.last, n
+		w.previous, w.last = w.last, n
 	}
 	return ok
 }
@@ -60,7 +60,7 @@ func (w *oomWatcher) sample() bool {
 func (w *oomWatcher) stop() { close(w.quit) }
 
 // evidence describes how the OOM kill count has risen. It returns "" if the count has not risen or cannot be read
-// within reapGrace. The caller must call stop before.
+// within reapGrace. The caller must call stop first.
 func (w *oomWatcher) evidence() string {
 	result := make(chan string, 1)
 	go func() { result <- w.compare() }()
@@ -70,8 +70,8 @@ func (w *oomWatcher) evidence() string {
 func (w *oomWatcher) compare() string {
 	w.done.Wait()
 	now, file, ok := w.counter()
-	if !ok || now <= w.before {
+	if !ok || now <= w.previous {
 		return ""
 	}
-	return fmt.Sprintf("oom_kill in %s rose from %d to %d", file, w.before, now)
+	return fmt.Sprintf("oom_kill in %s rose from %d to %d", file, w.previous, now)
 }

@@ -103,7 +103,7 @@ func TestEarlierOOMKillInCgroupIsNotAttributedToEnvoy(t *testing.T) {
 	for range 2 {
 		w.sample()
 	}
-	if w.before != 0 {
+	if w.previous != 0 {
 		t.Error("a read of the count between the kill and the exit would lose the evidence")
 	}
 	w.sample()

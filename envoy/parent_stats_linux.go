@@ -53,7 +53,7 @@ const (
 )
 
 // Gauges returns the values of the parent's gauges. After a failed call, all later calls fail, because a late response
-// could be mistaken for the next one.
+// could be mistaken for the response to a later query.
 func (e *ParentEnvoy) Gauges(ctx context.Context) (map[string]uint64, error) {
 	if e.lost != nil {
 		return nil, e.lost

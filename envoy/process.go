@@ -115,8 +115,8 @@ func (p *Process) PID() int { return p.pid }
 // Envoy's end, it closes Done earlier.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Terminated is closed when Envoy's process has ended. If Stop has stopped waiting before, Terminated is closed after
-// Done.
+// Terminated is closed when Envoy's process has ended. If Stop stops waiting for Envoy's end, Terminated is closed
+// later than Done.
 func (p *Process) Terminated() <-chan struct{} { return p.terminated }
 
 // Exit waits until Done is closed, and describes how Envoy ended.
@@ -183,8 +183,8 @@ func (p *Process) HungThreads() (where string) {
 	return describeThreads(p.pid)
 }
 
-// MarkReplaced records that another Envoy replaces this one and will terminate it. The reason of an exit without an
-// error is then Stopped.
+// MarkReplaced records that another Envoy replaces this one and will terminate it. If this Envoy then exits without an
+// error or because of SIGTERM, Exit.Reason is Stopped.
 func (p *Process) MarkReplaced() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -275,13 +275,13 @@ func (p *Process) waitStatus(err error) syscall.WaitStatus {
 	return statusUnknown
 }
 
-// receiveWithin returns the next value from a channel, or the zero value if limit passes before. The limit is necessary
+// receiveWithin returns the next of values, or the zero value if none arrives within limit. The limit is necessary
 // because the wait for an exited process can block for over ten seconds on an overloaded machine.
-func receiveWithin[T any](limit time.Duration, from <-chan T) (value T) {
+func receiveWithin[T any](limit time.Duration, values <-chan T) (value T) {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {
-	case value = <-from:
+	case value = <-values:
 	case <-timer.C:
 	}
 	return value

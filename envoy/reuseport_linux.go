@@ -84,7 +84,7 @@ func (s *ReusePortSteering) Stop() {
 	s.groups = nil
 }
 
-// PortCount returns the number of addresses whose connections are directed.
+// PortCount returns the number of addresses whose connections are directed to the newer Envoy.
 func (s *ReusePortSteering) PortCount() int { return len(s.groups) }
 
 // randomOffset is the address of a random number in a BPF program: SKF_AD_OFF + SKF_AD_RANDOM of linux/filter.h.

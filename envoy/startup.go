@@ -14,7 +14,7 @@ const readinessStats = `^(cluster_manager\.(cds\.update_(success|rejected)|warmi
 	`|control_plane\.connected_state|cluster\..*\.warming_state)$`
 
 // evaluateStart checks the steps of Envoy's start in order. It returns the reason why the first incomplete step is not
-// complete.
+// complete, or health.Healthy if all are complete.
 func (r *Readiness) evaluateStart(ctx context.Context, state string, stats map[string]uint64) health.Condition {
 	var c health.Condition
 	switch {

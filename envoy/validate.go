@@ -68,7 +68,7 @@ func extractError(output string) string {
 	return firstLine(strings.Join(strings.Fields(output), " "))
 }
 
-// runBinary runs a binary until it exits and returns its output.
+// runBinary runs a binary and returns the beginning of its output. It ends the binary after timeout.
 func runBinary(ctx context.Context, path string, timeout time.Duration, args ...string) (*headBuffer, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -17,8 +17,8 @@ import (
 
 const maxVersionOutput = 4096
 
-// checkBinary determines a binary's version and compares it with MinimumVersion. With DeferVersion, it does not execute
-// the binary.
+// checkBinary determines a binary's version and compares it with MinimumVersion. If DeferVersion is true and the
+// version is not cached, it reads the version file instead of executing the binary, and does not compare the version.
 func (s *search) checkBinary(ctx context.Context, path string, source Source) (Binary, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -136,8 +136,8 @@ func (b *headBuffer) Write(p []byte) (int, error) {
 
 func (b *headBuffer) firstLine() string { return firstLine(b.String()) }
 
-// versionCache caches the versions of binaries until their files change. If its file cannot be read, it is empty, and
-// the caller queries the binaries again.
+// versionCache caches the versions of binaries until their files change. If the cache's own file cannot be read, the
+// cache is empty, and the caller queries the binaries again.
 type versionCache struct {
 	file  string
 	Known map[string]cachedVersion `json:"known"`

@@ -15,7 +15,7 @@ import (
 const (
 	// maxResponse limits the size in bytes of one response.
 	maxResponse = 64 << 20
-	// maxTotal limits the size in bytes of all documents of a source, as they are sent.
+	// maxTotal limits the total size in bytes of a source's documents in their protobuf encoding.
 	maxTotal = 256 << 20
 	// maxDocuments limits the number of documents of one kind.
 	maxDocuments = 20_000
@@ -29,14 +29,15 @@ const (
 type collection struct {
 	decoder
 	documents map[string]document // the accepted documents, by the name of the resource
-	size      int                 // size in bytes of the accepted documents, as they were sent
-	warnings  []config.Problem    // of the accepted documents, ordered by name; only replaced
+	size      int                 // size in bytes of the accepted documents in their protobuf encoding
+	warnings  []config.Problem    // of the accepted documents, ordered by name
 	// synced: the client has accepted all documents of the kind once.
 	synced bool
 	// rejected contains the problems of the documents that were rejected last, by the name of the resource, or by ""
 	// if they concern the whole response.
 	rejected map[string][]config.Problem
-	// incomplete: a NACK on this stream left out valid documents. Servers of the delta variant do not send them again.
+	// incomplete: on this stream, the client rejected a response of the delta variant. The valid documents of that
+	// response are missing, and the server does not send them again on this stream.
 	incomplete bool
 }
 
@@ -59,8 +60,8 @@ func newCollection(kind config.Kind, source string, parser config.Parser) *colle
 	}
 }
 
-// versions returns the versions of the accepted documents, for a new stream. A client that never had all documents
-// reports none, so that the server sends all.
+// versions returns the versions of the accepted documents, for a new stream. If the client has never had all documents
+// of the kind, versions returns nil, so that the server sends all.
 func (c *collection) versions() map[string]string {
 	if !c.synced {
 		return nil
@@ -76,13 +77,13 @@ func (c *collection) versions() map[string]string {
 type change struct {
 	documents map[string]document // all documents of the kind after the response
 	size      int
-	added     map[string]bool // names of put
+	added     map[string]bool // the names of the documents in put
 	put       []*config.Resource
 	del       []config.Key
 }
 
-// validate returns the effect of a response, or the problems of its documents by the name of the resource. available is
-// the size in bytes that the documents of the kind may have.
+// validate returns the effect of a response, or the problems of its documents by the name of the resource. It does not
+// change c. available is the maximum size in bytes of all documents of the kind.
 func (c *collection) validate(u *update, now time.Time, available int) (*change, map[string][]config.Problem) {
 	if len(u.resources) > maxDocuments {
 		return nil, c.refuseAll(fmt.Sprintf("%d documents in one response exceed the limit of %d", len(u.resources), maxDocuments))
@@ -116,7 +117,7 @@ func (c *collection) validate(u *update, now time.Time, available int) (*change,
 	return next, nil
 }
 
-// validateResource adds one resource to the change, or its problems to rejected.
+// validateResource decodes r and adds the document to next, or its problems to rejected.
 func (c *collection) validateResource(r namedResource, next *change, rejected map[string][]config.Problem, now time.Time) {
 	hash := sha256.Sum256(r.body.GetValue())
 	if old, ok := c.documents[r.name]; ok && old.hash == hash && r.name != "" {
@@ -178,8 +179,8 @@ func (c *collection) refuseAll(message string) map[string][]config.Problem {
 	return map[string][]config.Problem{"": {*c.refuse(config.Key{Kind: c.kind}, "", message)}}
 }
 
-// accept makes a valid response the state of the collection. resync reports that the client needs a new stream, to
-// receive the documents that an earlier NACK left out.
+// accept makes a valid response the state of the collection. If resync is true, the client must open a new stream to
+// receive the valid documents of an earlier response that it rejected.
 func (c *collection) accept(u *update, next *change) (resync bool) {
 	c.documents, c.size, c.warnings = next.documents, next.size, next.warnings()
 	if u.full {
@@ -263,7 +264,7 @@ func (c *collection) problems() []config.Problem {
 	return append(out, c.warnings...)
 }
 
-// states returns the states of the documents.
+// states returns the state of each accepted and each rejected document.
 func (c *collection) states() []config.Document {
 	var out []config.Document
 	for _, name := range slices.Sorted(maps.Keys(c.documents)) {

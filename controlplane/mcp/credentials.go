@@ -14,8 +14,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
-// NewServer returns how to connect to a source with these tlsSettings, which are valid. tokenFile is a file with a
-// bearer token, or empty. A server that is not verified does not receive the token.
+// NewServer returns the connection settings for a source. settings are the tlsSettings of the source, which the caller
+// has validated. tokenFile is the path of a file with a bearer token, or "". The token is not sent to a server whose
+// certificate is not verified.
 func NewServer(settings *networking.ClientTLSSettings, tokenFile string, policy tlspolicy.Policy) dial.Server {
 	if settings.GetMode() == networking.ClientTLSSettings_DISABLE {
 		return dial.Server{Plaintext: true}
@@ -24,7 +25,8 @@ func NewServer(settings *networking.ClientTLSSettings, tokenFile string, policy 
 	if settings.GetMode() == networking.ClientTLSSettings_MUTUAL {
 		server.TLS.CertFile, server.TLS.KeyFile = settings.GetClientCertificate(), settings.GetPrivateKey()
 	}
-	// Istio's control plane expects the certificates themselves, whereas the API documents a path.
+	// Istio's control plane expects PEM certificates in caCertificates, whereas the API documents a path. Both are
+	// accepted here.
 	roots := settings.GetCaCertificates()
 	inline := strings.Contains(roots, "-----BEGIN")
 	if !inline {
@@ -49,7 +51,7 @@ func NewServer(settings *networking.ClientTLSSettings, tokenFile string, policy 
 	return server
 }
 
-// checkNames returns an error unless the certificate contains one of the names.
+// checkNames returns an error unless names contains a DNS name or URI of the certificate.
 func checkNames(cert *x509.Certificate, names []string) error {
 	has := slices.Clone(cert.DNSNames)
 	for _, uri := range cert.URIs {

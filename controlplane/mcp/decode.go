@@ -15,7 +15,7 @@ import (
 // resourceType is the type of the messages that contain documents.
 const resourceType = "type.googleapis.com/istio.mcp.v1alpha1.Resource"
 
-// limitedDepth limits the nesting of messages. Package config limits that of documents to 64 levels, and one level of a
+// limitedDepth limits the nesting of messages. Package config limits documents to 64 levels, and one level of a
 // google.protobuf.Struct consists of three messages.
 var limitedDepth = proto.UnmarshalOptions{RecursionLimit: 256}
 
@@ -23,14 +23,15 @@ var limitedDepth = proto.UnmarshalOptions{RecursionLimit: 256}
 type decoder struct {
 	kind                config.Kind
 	apiVersion, typeURL string
-	source              string // the address of the source, which takes the place of a file in positions
+	source              string // the address of the source: config.Position.File of all problems
 	parser              config.Parser
 }
 
 // decode returns the document of a resource, and its problems. The document is nil if it is invalid. name is the name
-// of the resource; empty if the protocol variant has none.
+// of the resource, or "" in the state-of-the-world variant, which has no resource names.
 //
-// The parser of files validates the document, so that documents of all sources obey the same rules.
+// decode formats the document as JSON for the parser of configuration files. The same rules therefore apply to the
+// documents of all sources.
 func (d decoder) decode(name string, body *anypb.Any) (*config.Resource, []config.Problem) {
 	r, problem := d.read(name, body)
 	if problem != nil {
@@ -117,7 +118,7 @@ func isVersionOf(typeURL string, spec proto.Message) bool {
 }
 
 // findUnknownField returns the path of the first message with a field that this version does not know. Such a field may
-// restrict a policy, so a document with it must not be in force without it.
+// restrict a policy. The caller therefore rejects the document instead of ignoring the field.
 func findUnknownField(m protoreflect.Message, path string) (at string, found bool) {
 	if len(m.GetUnknown()) > 0 {
 		return path, true

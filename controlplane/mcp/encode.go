@@ -11,10 +11,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// ResourceName returns the name of a document's resource.
+// ResourceName returns the name of the xDS resource that contains the document with this key.
 func ResourceName(key config.Key) string { return key.Namespace + "/" + key.Name }
 
-// Encode returns the resource of a document. It fails for kinds of Kubernetes.
+// Encode returns the xDS resource that contains the document r. It fails if r is not a document of Istio's kinds.
 func Encode(r *config.Resource) (*mcpv1.Resource, error) {
 	spec, ok := r.Spec.(proto.Message)
 	if !ok {

@@ -25,12 +25,13 @@ import (
 const (
 	// connectTimeout limits the time to connect to the server.
 	connectTimeout = 10 * time.Second
-	// minRetry and maxRetry limit the backoff between streams. The end of a stream that lived for stableAfter resets it.
+	// minRetry and maxRetry limit the backoff between streams. The end of a stream that lasted at least stableAfter
+	// resets the backoff.
 	minRetry, maxRetry = 100 * time.Millisecond, 15 * time.Second
 	stableAfter        = 10 * time.Second
 	// maxPause limits the pause after a response.
 	maxPause = time.Second
-	// startGrace is how long a new source may need for its first documents without a finding.
+	// startGrace is how long after New an unavailable source is not yet reported as a finding.
 	startGrace = 2 * time.Second
 	// minNACKPause is the first pause after a NACK. It doubles with each NACK, up to maxPause.
 	minNACKPause = 20 * time.Millisecond
@@ -51,8 +52,9 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Source is a store of the documents that another control plane sends. A response with an invalid document is rejected
-// (NACK) and changes nothing. While the server is away, the last accepted documents stay in force.
+// Source is a store of the documents that another control plane sends. It rejects a response with an invalid document
+// (NACK): the stored documents do not change. While the server is unreachable, the last accepted documents stay in
+// force.
 type Source struct {
 	config.Store // the accepted documents
 	apply        func(put []*config.Resource, del []config.Key) (changed []config.Key)
@@ -67,11 +69,11 @@ type Source struct {
 	collections map[string]*collection // by type URL
 	order       []*collection
 	connected   bool
-	failure     string // why the last stream ended; "" while there is one
+	failure     string // why the last stream ended; the next response resets it to ""
 	started     time.Time
 }
 
-// New returns a source without documents. Run connects it.
+// New returns a source without documents. Run connects to the server and receives them.
 func New(cfg Config) *Source {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -113,7 +115,7 @@ func (s *Source) Run(ctx context.Context) error {
 	}
 }
 
-// pause waits, and returns false if ctx ended.
+// pause waits for d. It returns false if ctx ends first.
 func pause(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -128,7 +130,8 @@ func pause(ctx context.Context, d time.Duration) bool {
 // errResync ends a stream so that the server sends the documents that an earlier NACK left out.
 var errResync = errors.New("the client reconnects to receive the documents of rejected responses again")
 
-// runStream connects to the server and handles its responses until the stream ends.
+// runStream connects to the server and handles its responses until the stream ends. If the server does not implement
+// the protocol variant of the stream, the next stream uses the other variant.
 func (s *Source) runStream(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -148,7 +151,7 @@ func (s *Source) runStream(ctx context.Context) error {
 		return err
 	}
 	err = s.receive(ctx, stream)
-	if status.Code(err) == codes.Unimplemented { // the server has only one of the protocol variants
+	if status.Code(err) == codes.Unimplemented {
 		s.sotw = !s.sotw
 		s.open = openDelta
 		if s.sotw {
@@ -171,7 +174,7 @@ func (s *Source) receive(ctx context.Context, stream stream) error {
 	s.mu.Lock()
 	known := map[string]map[string]string{}
 	for _, c := range s.order {
-		clear(c.rejected) // the server sends the documents again
+		clear(c.rejected) // the server sends the rejected documents again
 		c.incomplete = false
 		known[c.typeURL] = c.versions()
 	}
@@ -197,7 +200,8 @@ func (s *Source) receive(ctx context.Context, stream stream) error {
 		if resync {
 			return errResync
 		}
-		// A server that sends responses without end occupies at most half of one processor.
+		// The pause is at least as long as the handling of the response, up to maxPause. A server that sends responses
+		// without end therefore occupies about half of one processor.
 		rest := min(time.Since(start), maxPause)
 		if reason == "" {
 			nackPause.Reset()
@@ -210,7 +214,8 @@ func (s *Source) receive(ctx context.Context, stream stream) error {
 	}
 }
 
-// handle applies a response. If the response is invalid, handle changes nothing and returns the reason of the NACK.
+// handle applies a response. If the response is invalid, handle only records its problems, and returns the reason of
+// the NACK. resync reports that the client must open a new stream.
 func (s *Source) handle(u *update) (reason string, resync bool) {
 	s.setConnected()
 	c := s.collections[u.typeURL] // the map does not change after New
@@ -236,11 +241,11 @@ func (s *Source) handle(u *update) (reason string, resync bool) {
 	return "", resync
 }
 
-// sizeWithout returns the size of the accepted documents of all kinds but one.
-func (s *Source) sizeWithout(one *collection) int {
+// sizeWithout returns the size of the accepted documents of all kinds except excluded.
+func (s *Source) sizeWithout(excluded *collection) int {
 	size := 0
 	for _, c := range s.order {
-		if c != one {
+		if c != excluded {
 			size += c.size
 		}
 	}
@@ -294,7 +299,7 @@ func (s *Source) setDisconnected(err error) {
 	s.cfg.Metrics.connected.WithLabelValues(s.name).Set(0)
 }
 
-// Health reports whether the source is connected and has sent all kinds.
+// Health reports whether the source is connected and has sent valid documents of all kinds, and the reason if not.
 func (s *Source) Health() (ok bool, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -332,7 +337,7 @@ func (s *Source) Problems() []config.Problem {
 	return problems
 }
 
-// Documents returns the states of the documents.
+// Documents returns the state of each document.
 func (s *Source) Documents() []config.Document {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,7 +16,7 @@ type update struct {
 	typeURL, version, nonce string
 	resources               []namedResource
 	removed                 []string
-	// full: resources are all documents of the type. The client removes the others.
+	// full: resources contains all documents of the type, and the client removes all others.
 	full bool
 }
 
@@ -27,7 +27,8 @@ type namedResource struct {
 
 // stream is an ADS stream of either protocol variant. One goroutine uses it.
 type stream interface {
-	// subscribe requests all documents of a type. known are the versions of the documents that the client has.
+	// subscribe requests all documents of a type. known contains the versions of the documents that the client has, by
+	// name.
 	subscribe(typeURL string, known map[string]string) error
 	recv() (*update, error)
 	// answer sends the ACK of a response, or its NACK if reason is not empty.

@@ -1,5 +1,5 @@
 // Package mcp exchanges documents of Istio's kinds with other control planes over xDS, as Istio's Mesh Configuration
-// Protocol specifies. Source is the client. The conversion of documents serves the client and the server.
+// Protocol specifies. Source is the client. A server of documents uses TypeURLs, ParseTypeURL and Encode.
 //
 // The type URL of a request is group/version/Kind. A resource is an istio.mcp.v1alpha1.Resource whose metadata has the
 // name NAMESPACE/NAME and whose body is the spec.
@@ -12,11 +12,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// Generator is the value of the node metadata GENERATOR with which a client requests documents. Istio uses the same.
+// Generator is the value of GENERATOR in a client's node metadata. With this value, the client requests documents
+// instead of a proxy's configuration. Istio's clients send the same value.
 const Generator = "api"
 
-// requestedVersions are the API versions that Istio requests, where they differ from the preferred version of a kind.
-// Servers publish each kind under one type URL.
+// requestedVersions lists the kinds for which Istio's client requests another API version than the preferred one.
+// Servers publish each kind under one type URL, so this client must request the same version.
 var requestedVersions = map[config.Kind]string{config.EnvoyFilter: "networking.istio.io/v1alpha3", config.ProxyConfig: "networking.istio.io/v1beta1"}
 
 // TypeURL returns the type URL under which a client requests the documents of a kind.

@@ -69,15 +69,15 @@ var markColours = map[string]Colour{"✓": Green, "✗": Red, "!": Amber, "…":
 // PaintMark returns a mark in its colour. Other text is returned unchanged.
 func (f Format) PaintMark(mark string) string { return f.Paint(markColours[mark], mark) }
 
-// WriteText writes text to the terminal, file or pipe of out. It wraps lines that are wider than the terminal between
-// words. Apart from colours, the text must already be escaped.
+// WriteText writes text to the terminal, file or pipe of out. It wraps lines between words if they are wider than the
+// terminal. Apart from colours, the text must already be escaped.
 func (f Format) WriteText(out io.Writer, text string) error {
 	_, err := io.WriteString(termtext.Raw(out), f.Wrap(text))
 	return err
 }
 
-// Wrap wraps the lines of a text that are wider than the terminal between words. The rest of a line is indented by two
-// more spaces than its beginning.
+// Wrap wraps the lines of text between words if they are wider than the terminal. The continuation of a line is
+// indented by two more spaces than the line.
 func (f Format) Wrap(text string) string {
 	if f.Columns == 0 {
 		return text

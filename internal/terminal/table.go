@@ -14,12 +14,14 @@ import (
 const (
 	// gap is the number of spaces between columns.
 	gap = 2
-	// maxWord is the maximum width of words for which optional columns are hidden. Longer words are divided instead.
+	// maxWord is the maximum width of words that are shown undivided by hiding optional columns. Longer words are
+	// divided.
 	maxWord = 24
 )
 
 // Table is a table whose columns are aligned. On a terminal that is too narrow, it wraps cells within their columns. If
-// this is not sufficient, it hides optional columns, and names them in a line after the table.
+// this is not sufficient, it hides columns without values and then optional columns, and names them in a line after the
+// table.
 type Table struct {
 	format   Format
 	titles   []string
@@ -88,17 +90,17 @@ func (t *Table) writeRow(b *strings.Builder, columns []column, r row) {
 		height = max(height, len(parts[i]))
 	}
 	for line := range height {
-		before := 0 // spaces that are due before the next text
+		spaces := 0 // the number of spaces to write before the next text
 		for i, c := range columns {
 			text := ""
 			if line < len(parts[i]) {
 				text = parts[i][line]
 			}
 			if text != "" {
-				b.WriteString(strings.Repeat(" ", before) + t.format.Paint(r.colours[c.index], text))
-				before = 0
+				b.WriteString(strings.Repeat(" ", spaces) + t.format.Paint(r.colours[c.index], text))
+				spaces = 0
 			}
-			before += c.width - utf8.RuneCountInString(text) + gap
+			spaces += c.width - utf8.RuneCountInString(text) + gap
 		}
 		b.WriteByte('\n')
 	}
@@ -106,11 +108,11 @@ func (t *Table) writeRow(b *strings.Builder, columns []column, r row) {
 
 // column is a shown column.
 type column struct {
-	index        int // in the cells of a row
+	index        int // the index of its cell in a row
 	title        string
-	piece        int // the width with which words are divided only after punctuation
+	piece        int // the minimum width with which words are divided only after punctuation
 	word         int // the width with which no word of up to maxWord characters is divided
-	natural      int // the width with which no cell is wrapped
+	natural      int // the minimum width with which no cell is wrapped
 	width        int
 	withoutValue bool // each cell is a dash
 }
@@ -119,12 +121,12 @@ type column struct {
 func (t *Table) layOut() (columns []column, hidden []string) {
 	columns = t.measure()
 	available := t.format.Columns
-	if available == 0 || sum(columns, naturalWidth) <= available {
+	if available == 0 || totalWidth(columns, naturalWidth) <= available {
 		setWidths(columns, naturalWidth)
 		return columns, nil
 	}
 	for _, c := range t.hideOrder(columns) {
-		if sum(columns, wordWidth) <= available {
+		if totalWidth(columns, wordWidth) <= available {
 			break
 		}
 		columns = slices.DeleteFunc(columns, func(o column) bool { return o.index == c.index })
@@ -132,7 +134,7 @@ func (t *Table) layOut() (columns []column, hidden []string) {
 	}
 	floor := func(column) int { return 1 }
 	for _, width := range []func(column) int{pieceWidth, wordWidth} {
-		if sum(columns, width) <= available {
+		if totalWidth(columns, width) <= available {
 			floor = width
 		}
 	}
@@ -195,8 +197,8 @@ func wordWidth(c column) int { return c.word }
 
 func pieceWidth(c column) int { return c.piece }
 
-// sum returns the width of all columns together.
-func sum(columns []column, width func(column) int) int {
+// totalWidth returns the width of all columns and of the gaps between them.
+func totalWidth(columns []column, width func(column) int) int {
 	total := gap * (len(columns) - 1)
 	for _, c := range columns {
 		total += width(c)
@@ -210,16 +212,17 @@ func setWidths(columns []column, width func(column) int) {
 	}
 }
 
-// distribute sets the widths of the columns so that they fit. A column has at least its floor. Above it, all columns
-// that are not fully shown have the same width, and the first of them are one wider if space is left.
+// distribute reduces the widths of the columns so that they fit into available. A column is at least floor(column)
+// wide. All wrapped columns above this minimum have the same width, but the first of them are one wider if space is
+// left.
 func distribute(columns []column, available int, floor func(column) int) {
 	for level := available; level > 0; level-- {
 		setWidths(columns, func(c column) int { return min(c.natural, max(floor(c), level)) })
-		if sum(columns, func(c column) int { return c.width }) <= available {
+		if totalWidth(columns, func(c column) int { return c.width }) <= available {
 			break
 		}
 	}
-	left := available - sum(columns, func(c column) int { return c.width })
+	left := available - totalWidth(columns, func(c column) int { return c.width })
 	for i, c := range columns {
 		if left > 0 && c.width < c.natural {
 			columns[i].width++
@@ -228,7 +231,8 @@ func distribute(columns []column, available int, floor func(column) int) {
 	}
 }
 
-// wrapCell divides the text of a cell into lines of this width, after spaces and punctuation where possible.
+// wrapCell divides the text of a cell into lines of at most width characters, after spaces and punctuation where
+// possible.
 func wrapCell(text string, width int) []string {
 	width = cmp.Or(max(width, 0), 1)
 	var lines []string

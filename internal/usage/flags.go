@@ -11,8 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
-// explainFlagError replaces an error of pflag. If the command line names an unknown subcommand, it reports that instead,
-// because the flag may be one of the intended subcommand.
+// explainFlagError replaces an error of pflag by a clearer one. If the command line names an unknown subcommand, it
+// reports only the subcommand, because the flag may belong to the subcommand that the user meant.
 func explainFlagError(c *cobra.Command, err error) error {
 	if args := c.Flags().Args(); len(args) > 0 && c.HasSubCommands() && c.Args != nil {
 		if unknown := c.Args(c, args); unknown != nil {
@@ -52,7 +52,8 @@ func describeUnknownFlag(flags *pflag.FlagSet, err *pflag.NotExistError) error {
 	return fmt.Errorf("unknown flag: --%s%s", name, didYouMean(closestFlag(flags, name)))
 }
 
-// closestFlag returns the visible flag that is most similar to a name, with its dashes, or "".
+// closestFlag returns the visible flag that is most similar to name, with its dashes. It returns "" if no flag is
+// similar.
 func closestFlag(flags *pflag.FlagSet, name string) string {
 	var names []string
 	flags.VisitAll(func(f *pflag.Flag) {

@@ -14,7 +14,7 @@ import (
 )
 
 // writeArchive writes an OCI archive: a tar file of an OCI image layout that contains the image of all architectures.
-// containerd imports it under the reference, and other tools find it by its tag.
+// containerd imports the image by the name reference. Other tools find it by tag.
 func writeArchive(path string, index v1.ImageIndex, reference, tag string) error {
 	dir, err := os.MkdirTemp(filepath.Dir(path), ".layout-")
 	if err != nil {
@@ -37,7 +37,8 @@ func writeArchive(path string, index v1.ImageIndex, reference, tag string) error
 	return f.Close()
 }
 
-// packDir writes the files of a directory in the order of their names, without their times and owners.
+// packDir writes the files of dir to target as a tar file, in the order of their names. It omits their times and
+// owners.
 func packDir(target io.Writer, dir string) error {
 	w := tar.NewWriter(target)
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

@@ -13,7 +13,7 @@ const searchPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin
 
 // imageKind is one of the project's images.
 type imageKind struct {
-	name       string // as Istio's image, so that its charts and injector find it
+	name       string // the name of Istio's image, so that Istio's charts and injector find the image
 	title      string
 	user       string
 	entrypoint string
@@ -26,7 +26,7 @@ var (
 	cniImage = imageKind{"install-cni", "pilotfish CNI plugin and node agent", "0:0", "/usr/local/bin/install-cni", listCNILayers}
 )
 
-// buildIndex builds the image for each architecture.
+// buildIndex builds the image for the architecture of each input.
 func buildIndex(kind imageKind, inputs []*input, o options) (v1.ImageIndex, error) {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, in := range inputs {

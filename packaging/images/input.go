@@ -29,8 +29,8 @@ type input struct {
 
 func (in *input) path(name string) string { return filepath.Join(in.dir, name) }
 
-// readInput checks that all programs are there and are built for the architecture. Without a version, Envoy must be a
-// pinned release.
+// readInput checks that dir contains the C library, and all programs for the architecture arch. If envoyVersion is
+// empty, Envoy must be a pinned release.
 func readInput(dir, arch, envoyVersion string) (*input, error) {
 	in := &input{arch: arch, dir: dir, envoyVersion: envoyVersion}
 	for _, program := range append([]string{"envoy"}, programs...) {

@@ -17,13 +17,14 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// layerContent is a layer before it is built.
+// layerContent is the content from which a layer is built.
 type layerContent struct {
 	subject string // for the image's history
 	entries []entry
 }
 
-// fileTime is the time of all files. It does not depend on the release, so that releases share unchanged layers.
+// fileTime is the modification time of all files. It does not depend on the release, so that releases share unchanged
+// layers.
 var fileTime = time.Unix(0, 0)
 
 // build compresses the layer once, and returns it with its digests.

@@ -39,7 +39,7 @@ func describe(inputs []*input, o options) ([]byte, error) {
 	return sbom.Encode(product, fmt.Sprintf("https://github.com/pilotfish-mesh/pilotfish/sbom/%s/%s", o.version, o.commit), o.created)
 }
 
-// describePrograms describes each program of the project in the input directory with the modules that it links.
+// describePrograms describes the project's programs in the input directory, each with the Go modules that it links.
 func describePrograms(in *input, version string) (programs []*sbom.Component, err error) {
 	paths, err := filepath.Glob(in.path("pilotfish*"))
 	if err != nil {
@@ -71,7 +71,7 @@ func describeModule(m *debug.Module) *sbom.Component {
 	return &sbom.Component{Name: m.Path, Version: m.Version, PURL: "pkg:golang/" + strings.ToLower(m.Path) + "@" + m.Version}
 }
 
-// describeLibc reads the description of Debian's package of the C library.
+// describeLibc describes the C library by the metadata of its Debian package.
 func describeLibc(in *input) (*sbom.Component, error) {
 	f, err := os.Open(in.path("libc/var/lib/dpkg/status.d/libc6"))
 	if err != nil {
@@ -88,7 +88,8 @@ func describeLibc(in *input) (*sbom.Component, error) {
 	return nil, fmt.Errorf("%s has no version: %w", f.Name(), lines.Err())
 }
 
-// describeRoots describes the module of the root certificates, which this program links.
+// describeRoots describes the Go module that contains the root certificates. Its version is in this program's build
+// information, because this program links the module.
 func describeRoots() (*sbom.Component, error) {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

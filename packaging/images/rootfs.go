@@ -41,8 +41,7 @@ hosts: files dns
 `
 )
 
-// writableDirs are the directories that the sidecar's user owns. The agent writes to them, where nothing is mounted over
-// them.
+// writableDirs are directories that the sidecar's user owns. The agent writes to those over which no volume is mounted.
 var writableDirs = []string{"etc/istio/proxy/", "etc/istio/config/", "var/lib/istio/data/", "var/run/secrets/workload-spiffe-uds/"}
 
 // listSidecarLayers returns the layers of the image proxyv2, the most stable one first: base system, Envoy, agent.
@@ -63,7 +62,7 @@ func listSidecarLayers(in *input) ([]layerContent, error) {
 		{"base system", append(base, libc...)},
 		{"Envoy " + in.envoyVersion, []entry{
 			newProgram("usr/local/bin/envoy", in.path("envoy")),
-			// With the version, the agent writes the bootstrap for exactly this Envoy.
+			// The agent reads Envoy's version from this file, and writes the bootstrap for this version.
 			newText("usr/local/bin/envoy.version", in.envoyVersion+"\n"),
 		}},
 		{"agent", []entry{
@@ -77,7 +76,7 @@ func listSidecarLayers(in *input) ([]layerContent, error) {
 	}, nil
 }
 
-// listCNILayers returns the layers of the image install-cni. The agent copies the plugin to the node.
+// listCNILayers returns the layers of the image install-cni. The node agent copies the plugin to the node.
 func listCNILayers(in *input) ([]layerContent, error) {
 	return []layerContent{{"node agent", []entry{
 		newText("etc/ssl/certs/ca-certificates.crt", rootCertificates()),
