@@ -110,7 +110,7 @@ func (s *session) recordRequest(h requestInfo) {
 	if !k.isComplete && h.reply == ack && s.state.isComplete() {
 		k.isComplete = true
 		if k.recording != nil {
-			k.recording.Complete(s.state.typesToPrune(), s.isHeld)
+			k.recording.Complete(s.state.typesToPrune(), s.isInUse)
 		}
 	}
 }
@@ -149,19 +149,19 @@ func (s *streamState) typesToPrune() (types []string) {
 	return types
 }
 
-// isHeld reports whether Envoy has a resource (delta), or requests it (SotW).
-func (s *session) isHeld(typeURL, name string) bool {
+// isInUse reports whether Envoy has the resource called name (delta), or requests it (SotW).
+func (s *session) isInUse(typeURL, name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.state.types[typeURL]
 	if t == nil {
 		return false
 	}
-	_, held := t.heldVersions[name]
+	_, inUse := t.heldVersions[name]
 	if s.proto == wire.SotW {
-		_, held = t.names[name]
+		_, inUse = t.names[name]
 	}
-	return held
+	return inUse
 }
 
 // rejectedNames returns the names of the resources that a NACK reports as rejected. isPartial reports whether Envoy

@@ -10,47 +10,49 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
-// smallMessage is a size in bytes. The store copies accepted messages below it, because the buffers of a small message
-// use more memory than its content.
+// smallMessage is the size in bytes below which the store copies an accepted message. The original buffers of such a
+// message use more memory than its content.
 const smallMessage = 64 << 10
 
-// heldMessage is an accepted message that contains resources that the store has not saved yet.
-type heldMessage struct {
+// unsavedMessage is an accepted message in memory. At least one of its resources is not saved yet.
+type unsavedMessage struct {
 	*wire.Message
 	size  int64
-	users int // number of its resources that the store has not saved yet
+	users int // number of its unsaved resources; while accept runs, one more
 }
 
-// source locates the content of a changed resource: the message, and the index in the message's list of resources.
+// source locates the content of a changed resource: the message, and the index in its list of resources.
 type source struct {
 	version string
-	message *heldMessage
+	message *unsavedMessage
 	index   int
 }
 
-// typeChange contains those accepted changes of a type that the store has not saved yet.
+// typeChange contains the unsaved changes of one resource type.
 type typeChange struct {
 	// version is the version of the last accepted response. hasVersion: Envoy has accepted a response since the last
 	// save.
 	version    string
 	hasVersion bool
-	// isStale: resources of this version are missing, or the stored ones are from an older version.
-	isStale bool
-	held    int64 // total size of the messages
-	// isFull: the changes contain all resources of the type. Otherwise they are merged with those in the file.
+	// isStale: some resources of this version are missing in the file, or the file contains them in an older version.
+	isStale      bool
+	unsavedBytes int64 // total size of the messages
+	// isFull: the changes contain all resources of the type. Otherwise the store merges them with the resources in the
+	// file.
 	isFull    bool
 	resources map[string]source
 	removed   map[string]struct{}
-	// isHeld, if set, reports whether Envoy has a resource. The store removes all other resources from the file.
-	isHeld func(name string) bool
+	// isInUse, if set, reports whether Envoy still uses the resource called name. If not, the store removes it from the
+	// file.
+	isInUse func(name string) bool
 }
 
 func newTypeChange() *typeChange {
 	return &typeChange{resources: make(map[string]source), removed: make(map[string]struct{})}
 }
 
-// accept records the resources of an accepted response, except for the rejected ones. It takes ownership of the
-// message.
+// accept records the resources of an accepted response, except those named in rejected. If isFull is true, it discards
+// all earlier changes. It takes ownership of message.
 func (c *typeChange) accept(r wire.Response, message *wire.Message, isFull bool, rejected []string) {
 	c.version, c.hasVersion = r.Version, true
 	if isFull {
@@ -58,8 +60,8 @@ func (c *typeChange) accept(r wire.Response, message *wire.Message, isFull bool,
 		clear(c.removed)
 		c.isFull = true
 	}
-	m := &heldMessage{Message: message, size: int64(message.Data.Len()), users: 1}
-	c.held += m.size
+	m := &unsavedMessage{Message: message, size: int64(message.Data.Len()), users: 1}
+	c.unsavedBytes += m.size
 	for i, one := range r.Resources {
 		if one.Name == "" || slices.Contains(rejected, one.Name) {
 			continue
@@ -75,7 +77,8 @@ func (c *typeChange) accept(r wire.Response, message *wire.Message, isFull bool,
 	c.release(m)
 }
 
-// remove records that the next save must remove a resource from the file.
+// remove discards the unsaved content of a resource, and records that the next save must remove the resource from the
+// file.
 func (c *typeChange) remove(name string) {
 	c.drop(name)
 	c.removed[name] = struct{}{}
@@ -89,15 +92,15 @@ func (c *typeChange) drop(name string) {
 	}
 }
 
-// release frees the message if no unsaved resource uses it any more.
-func (c *typeChange) release(m *heldMessage) {
+// release records that one resource of m needs no save any more. It frees m if no resource of m needs one.
+func (c *typeChange) release(m *unsavedMessage) {
 	if m.users--; m.users == 0 {
 		m.Free()
-		c.held -= m.size
+		c.unsavedBytes -= m.size
 	}
 }
 
-// free releases all messages.
+// free discards the unsaved content of all resources.
 func (c *typeChange) free() {
 	for name := range c.resources {
 		c.drop(name)
@@ -112,18 +115,19 @@ type typeWriter struct {
 	scratch []byte // buffer for the content of the resource that is being written
 	// oldVersion is the version of the type in the current file.
 	oldVersion string
-	// withheld maps the names of resources that must not be stored to the reasons.
+	// withheld maps the name of a resource that must not be stored to the reason.
 	withheld map[string]string
 }
 
-// write writes the resources of the current file, old, merged with the changes. old is nil if there is none.
+// write writes the new file after its header: the unchanged resources of old, the changed resources, the version and
+// the checksum. old is the current file. It is nil if there is none, or if the changes replace all of it.
 func (w *typeWriter) write(old *os.File, protocol string) error {
 	if old != nil {
 		if err := w.copyUnchanged(old); err != nil {
 			return err
 		}
 	}
-	written := make(map[*heldMessage]bool)
+	written := make(map[*unsavedMessage]bool)
 	for _, s := range w.change.resources {
 		if written[s.message] {
 			continue
@@ -150,7 +154,8 @@ func (w *typeWriter) version(protocol string) string {
 	return w.oldVersion
 }
 
-// copyUnchanged copies the resources that have not changed from the current file.
+// copyUnchanged copies those resources of the current file that the changes do not replace or remove. It also sets
+// oldVersion.
 func (w *typeWriter) copyUnchanged(old *os.File) error {
 	d, _, err := newDecoder(old)
 	if err != nil {
@@ -179,11 +184,12 @@ func (w *typeWriter) copyUnchanged(old *os.File) error {
 func (w *typeWriter) isUnchanged(name string) bool {
 	_, isSet := w.change.resources[name]
 	_, isRemoved := w.change.removed[name]
-	return !isSet && !isRemoved && (w.change.isHeld == nil || w.change.isHeld(name))
+	return !isSet && !isRemoved && (w.change.isInUse == nil || w.change.isInUse(name))
 }
 
-// writeMessage writes the resources of a message, except those that a newer message contains too.
-func (w *typeWriter) writeMessage(m *heldMessage) error {
+// writeMessage writes the unsaved resources of m. It skips those that Envoy rejected, and those that a newer message
+// contains or removes.
+func (w *typeWriter) writeMessage(m *unsavedMessage) error {
 	names := make(map[int]string, m.users)
 	for name, s := range w.change.resources {
 		if s.message == m {
@@ -205,7 +211,7 @@ func (w *typeWriter) writeMessage(m *heldMessage) error {
 	})
 }
 
-// writeResource writes a resource, or records in withheld why it must not be stored.
+// writeResource writes a resource. If the resource must not be stored, it only records the reason in withheld.
 func (w *typeWriter) writeResource(name, version string, content []byte) {
 	why := findSecret(w.typeURL, content)
 	if why == "" && (len(name) > maxField || len(version) > maxField) {
@@ -219,8 +225,9 @@ func (w *typeWriter) writeResource(name, version string, content []byte) {
 	w.encoder.write(content)
 }
 
-// save writes the file of a type. It returns the names of resources that must not be stored, with the reason. If the
-// current file is damaged, save removes it and returns an error. The next recording writes a new file.
+// save writes the new file of a type. It writes nothing if there is no usable file and no response to save. withheld
+// maps the names of resources that must not be stored to the reasons. If the current file is damaged, save removes it
+// and returns an error. The next recording writes a new file.
 func (d *directory) save(c *Config, h header, change *typeChange) (withheld map[string]string, err error) {
 	path, err := d.file(h.TypeURL)
 	if err != nil {
@@ -228,7 +235,7 @@ func (d *directory) save(c *Config, h header, change *typeChange) (withheld map[
 	}
 	var old *os.File
 	if !change.isFull {
-		if old, err = openOwn(path, h); err != nil {
+		if old, err = openMatching(path, h); err != nil {
 			return nil, err
 		}
 	}
@@ -250,9 +257,9 @@ func (d *directory) save(c *Config, h header, change *typeChange) (withheld map[
 	return withheld, err
 }
 
-// openOwn opens the file at path. It returns nil if there is no such file, or if its header is damaged or is that of
-// another proxy or type.
-func openOwn(path string, want header) (*os.File, error) {
+// openMatching opens the current snapshot file at path. It returns nil without an error if save cannot merge changes
+// with the file: the file is missing, its header is damaged, or its header differs from want.
+func openMatching(path string, want header) (*os.File, error) {
 	f, err := openRegular(path)
 	if isMissing(err) {
 		return nil, nil

@@ -98,7 +98,7 @@ func (d *directory) checkWritable() error {
 	return os.Remove(f.Name())
 }
 
-// createDraft creates a file for writing, with mode 0600.
+// createDraft creates an empty file with a temporary name and mode 0600.
 func (d *directory) createDraft() (*os.File, error) { return os.CreateTemp(d.path, draftPrefix) }
 
 func (d *directory) close() { _ = d.lock.Close() }
@@ -131,7 +131,8 @@ func (d *directory) size(except string) (bytes int64) {
 	return bytes
 }
 
-// markUpToDate records that the configuration is up to date now. It sets the modification time of the files.
+// markUpToDate records that the configuration is up to date at the time now. It sets the modification time of all
+// snapshot files, which load returns as UpToDate.
 func (d *directory) markUpToDate(now time.Time) error {
 	files, err := d.files()
 	for _, path := range files {
@@ -140,7 +141,8 @@ func (d *directory) markUpToDate(now time.Time) error {
 	return err
 }
 
-// replace atomically replaces the file at path by a new file, whose content write writes. now is its modification time.
+// replace calls write to write a new file, and then renames it atomically to path. now becomes the modification time of
+// the file. After an error, the file at path is unchanged.
 func (d *directory) replace(path string, now time.Time, write func(*bufio.Writer) error) error {
 	f, err := d.createDraft()
 	if err != nil {

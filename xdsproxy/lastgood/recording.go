@@ -26,9 +26,10 @@ type Recording struct {
 	stale map[string]map[string]struct{}
 }
 
-// Begin starts a recording for a new stream of Envoy and stops the previous one. If an error had stopped the saving, it
-// resumes, unless the disk still hangs. The caller must pass every resource that Envoy has to Accept, unless Load
-// returned it.
+// Begin starts a recording for a new stream of Envoy and stops the previous recording. Unsaved changes of that
+// recording are saved only after its Complete. If an error had stopped the saving, it resumes, unless the disk still
+// hangs or no directory is usable. The caller must call Accept with every resource that Envoy has, except those that
+// Load returned.
 func (s *Store) Begin(id Identity) *Recording {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,8 +112,8 @@ func (r *Recording) Accept(response wire.Response, message *wire.Message, isFull
 	r.scheduleSave()
 }
 
-// Invalidate records that Envoy rejected a response, or that its reply is missing. The stored resources of the same
-// names may then be older than the version of their type.
+// Invalidate records that Envoy rejected a response, or did not reply to it. The stored resources of the same names may
+// then be older than the version of their type. In delta it has no effect, because each resource has its own version.
 func (r *Recording) Invalidate(response wire.Response) {
 	r.store.mu.Lock()
 	defer r.store.mu.Unlock()
@@ -149,10 +150,10 @@ func (r *Recording) Remove(typeURL string, names []string) {
 	r.scheduleSave()
 }
 
-// Complete records that Envoy has accepted a response to each of its requests. The store then removes the resources of
-// types for which isHeld returns false from the files. It calls isHeld later, when it writes a file. Before Complete,
-// the store saves changes only after MaxDelay, or if they are large.
-func (r *Recording) Complete(types []string, isHeld func(typeURL, name string) bool) {
+// Complete records that Envoy has accepted a response to each of its requests. The next save also removes resources of
+// the listed types from the files, if isInUse returns false for them. The store calls isInUse later, when it writes a
+// file. Before Complete, the store saves changes only after MaxDelay, or if they are large.
+func (r *Recording) Complete(types []string, isInUse func(typeURL, name string) bool) {
 	r.store.mu.Lock()
 	defer r.store.mu.Unlock()
 	if r.isStopped {
@@ -160,13 +161,13 @@ func (r *Recording) Complete(types []string, isHeld func(typeURL, name string) b
 	}
 	r.isComplete = true
 	for _, typeURL := range types {
-		r.change(typeURL).isHeld = func(name string) bool { return isHeld(typeURL, name) }
+		r.change(typeURL).isInUse = func(name string) bool { return isInUse(typeURL, name) }
 	}
 	r.scheduleSave()
 	r.store.schedule(r.store.config.Delay)
 }
 
-// MarkUpToDate records that the accepted configuration is currently that of the control plane.
+// MarkUpToDate records that Envoy has the current configuration of the control plane. It has no effect before Complete.
 func (r *Recording) MarkUpToDate() {
 	r.store.mu.Lock()
 	defer r.store.mu.Unlock()
@@ -176,7 +177,8 @@ func (r *Recording) MarkUpToDate() {
 	}
 }
 
-// change returns the unsaved changes of a type. It creates an empty set if necessary.
+// change returns the unsaved changes of a type. It creates an empty set if there is none. The caller holds the store's
+// mu.
 func (r *Recording) change(typeURL string) *typeChange {
 	c := r.types[typeURL]
 	if c == nil {
@@ -186,7 +188,8 @@ func (r *Recording) change(typeURL string) *typeChange {
 	return c
 }
 
-// scheduleSave schedules a save after a change. The caller holds the store's mu.
+// scheduleSave records the time of a change. For the first unsaved change, it schedules a save. If the unsaved messages
+// are large, it starts a save. The caller holds the store's mu.
 func (r *Recording) scheduleSave() {
 	r.last = time.Now()
 	if r.first.IsZero() {
@@ -200,17 +203,17 @@ func (r *Recording) scheduleSave() {
 
 // isLarge reports whether the unsaved messages use so much memory that the store must save them without delay.
 func (r *Recording) isLarge() bool {
-	var held int64
+	var bytes int64
 	for _, change := range r.types {
-		held += change.held
+		bytes += change.unsavedBytes
 	}
-	return held > maxHeldBytes
+	return bytes > maxUnsavedBytes
 }
 
-// removeDue removes and returns the changes that the store must save now. If force is set and Envoy's configuration is
-// complete, these are all changes. If no changes are due, removeDue schedules the next save. Of an incomplete
-// configuration, it returns large changes, but without listeners, so that an Envoy does not become ready with them. The
-// caller holds the store's mu.
+// removeDue removes and returns the changes that the store must save now. After MaxDelay, these are all changes. The
+// changes of a complete configuration are also due after Delay, if they are large, or if force is set. Large changes of
+// an incomplete configuration are due too, except listeners: an Envoy that receives stored listeners becomes ready. If
+// no changes are due, removeDue schedules the next save. The caller holds the store's mu.
 func (r *Recording) removeDue(force bool) batch {
 	if len(r.types) == 0 {
 		return batch{}
@@ -230,8 +233,8 @@ func (r *Recording) removeDue(force bool) batch {
 	return batch{}
 }
 
-// removeAllExceptListeners is like removeAll, but it does not remove listeners. It schedules a save of these after the
-// remaining time.
+// removeAllExceptListeners is like removeAll, but listeners remain unsaved. It schedules their save after the time
+// remaining.
 func (r *Recording) removeAllExceptListeners(remaining time.Duration) batch {
 	listeners, first := r.types[listenerType], r.first
 	delete(r.types, listenerType)

@@ -16,14 +16,15 @@ type Snapshot struct {
 	types    map[string]*storedType
 }
 
-// storedType contains the resources of one type. The open file is read when a content is needed.
+// storedType contains the resources of one type. Their contents remain in the open file until Resource reads them.
 type storedType struct {
 	file    *os.File
 	version string
 	records map[string]record
 }
 
-// load opens the files of the identity and verifies their checksums. It returns nil if there are no such files.
+// load opens the files of the proxy id and verifies their checksums. If there are no such files, it returns nil. The
+// error is then ErrForeign if there are files of another proxy, and otherwise nil.
 func (d *directory) load(id Identity) (*Snapshot, error) {
 	paths, err := d.files()
 	if err != nil {
@@ -48,7 +49,8 @@ func (d *directory) load(id Identity) (*Snapshot, error) {
 	return s, nil
 }
 
-// add opens a file and adds its resources to the snapshot. It returns ErrForeign for a file of another identity.
+// add opens the file at path and adds its resources to the snapshot. It returns ErrForeign for the file of another
+// proxy.
 func (s *Snapshot) add(path string, id Identity) error {
 	f, err := openRegular(path)
 	if err != nil {
@@ -96,7 +98,7 @@ func readType(f *os.File) (*storedType, header, error) {
 func (s *Snapshot) Types() []string { return slices.Sorted(maps.Keys(s.types)) }
 
 // Version returns the stored version of a type; ok is false if the type is not stored. The version is empty if some
-// resources may be older. A control plane that compares versions then sends all of them.
+// stored resources may be older than it. A control plane that compares versions then sends all resources.
 func (s *Snapshot) Version(typeURL string) (version string, ok bool) {
 	t := s.types[typeURL]
 	if t == nil {

@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// maxHeldBytes is a total size of unsaved messages. Above it, the store saves them without delay to limit its memory
-// use.
-const maxHeldBytes = 8 << 20
+// maxUnsavedBytes is the total size of unsaved messages above which the store saves them without delay. It limits the
+// memory of the store.
+const maxUnsavedBytes = 8 << 20
 
 // Store stores the configuration that Envoy has accepted. Its methods are safe for concurrent use. Except Close, they
 // do not block, because only the store's goroutine uses the disk.
@@ -158,7 +158,7 @@ func (s *Store) fail(err error) {
 	}
 }
 
-// IsUsable returns false if the store has found that no directory is usable.
+// IsUsable returns false if no directory is usable. It returns true while the store has not opened a directory yet.
 func (s *Store) IsUsable() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -174,8 +174,9 @@ func (s *Store) Status() Status {
 	return st
 }
 
-// Load returns a channel that receives the stored configuration of the identity. It receives nil if there is none, or
-// if it is not usable. If ctx ends before, the channel receives nothing. The receiver must close the snapshot.
+// Load returns a channel that receives the stored configuration of the proxy id. It receives nil if nothing is stored,
+// or if a file is damaged or cannot be read. If ctx ends or the store is closed first, the channel receives nothing.
+// The receiver must close the snapshot.
 func (s *Store) Load(ctx context.Context, id Identity) <-chan *Snapshot {
 	result := make(chan *Snapshot)
 	go func() {
@@ -214,7 +215,7 @@ func (s *Store) load(id Identity) *Snapshot {
 	return snapshot
 }
 
-// schedule schedules a save after the duration. It replaces the previous schedule. The caller holds mu.
+// schedule schedules a save after the duration. It cancels the save that was scheduled before. The caller holds mu.
 func (s *Store) schedule(after time.Duration) {
 	if s.timer != nil {
 		s.timer.Stop()
@@ -279,7 +280,8 @@ func (s *Store) saveBatch(b batch, failed error) error {
 	return failed
 }
 
-// recordWithheld records and logs the resources that must not be stored.
+// recordWithheld logs the resources that must not be stored, adds them to the status, and marks them as missing in the
+// file.
 func (s *Store) recordWithheld(r *Recording, typeURL string, withheld map[string]string) {
 	if len(withheld) == 0 {
 		return

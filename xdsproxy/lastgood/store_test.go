@@ -478,9 +478,9 @@ func TestMessagesAreFreed(t *testing.T) {
 func TestLargeChangesAreSavedWithoutDelay(t *testing.T) {
 	s := openStore(t, Config{Dirs: []string{t.TempDir()}, Delay: time.Hour, MaxDelay: time.Hour})
 	r := s.Begin(testIdentity)
-	response, message := newResponse(t, listenerType, "1", "l="+strings.Repeat("x", maxHeldBytes))
+	response, message := newResponse(t, listenerType, "1", "l="+strings.Repeat("x", maxUnsavedBytes))
 	r.Accept(response, message, false, nil)
-	accept(t, r, "1", "c="+strings.Repeat("x", maxHeldBytes))
+	accept(t, r, "1", "c="+strings.Repeat("x", maxUnsavedBytes))
 	testenv.Eventually(t, "clusters are saved", func() error {
 		if s.Status().Saved.IsZero() {
 			return errors.New("not yet")
