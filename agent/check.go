@@ -83,7 +83,8 @@ func isCheckedElsewhere(component string) bool {
 	return component == "certificates" || component == "xds" || component == "dns"
 }
 
-// interceptionMode returns how the traffic of the proxy is redirected.
+// interceptionMode returns how the traffic of the proxy is redirected: NONE for a gateway, and "" if the agent does not
+// know it.
 func (a *Agent) interceptionMode() string {
 	if a.Config.Identity.Type == bootstrap.Router {
 		return "NONE"
@@ -182,7 +183,8 @@ func (a *Agent) checkCertificates(now time.Time) CheckResult {
 	return r
 }
 
-// checkConfiguration reports rejected resources, and otherwise when Envoy accepted its newest configuration.
+// checkConfiguration reports the problem that configurationCheck finds, or else how long ago Envoy accepted its newest
+// configuration. If resources are rejected, the remedy also names the command that shows them.
 func (a *Agent) checkConfiguration(s xdsproxy.Status, now time.Time) CheckResult {
 	condition := a.configurationCheck(a.relay)()
 	var accepted time.Time

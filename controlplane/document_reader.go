@@ -76,10 +76,10 @@ func (r *documentReaders) encode(kind config.Kind) ([]*xds.Resource, error) {
 	documents := r.store.List(kind)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	before, now := r.encoded[kind], make(map[*config.Resource]*xds.Resource, len(documents))
+	previous, current := r.encoded[kind], make(map[*config.Resource]*xds.Resource, len(documents))
 	list := make([]*xds.Resource, 0, len(documents))
 	for _, document := range documents {
-		encoded, ok := before[document]
+		encoded, ok := previous[document]
 		if !ok {
 			message, err := mcp.Encode(document)
 			if err != nil {
@@ -89,10 +89,10 @@ func (r *documentReaders) encode(kind config.Kind) ([]*xds.Resource, error) {
 				return nil, err
 			}
 		}
-		now[document] = encoded
+		current[document] = encoded
 		list = append(list, encoded)
 	}
-	r.encoded[kind] = now
+	r.encoded[kind] = current
 	return list, nil
 }
 

@@ -43,8 +43,8 @@ func (p *Process) CountClients(ports map[uint64]bool, except ...uint32) (int, er
 	return n, err
 }
 
-// kernelSendBuffer is the number of bytes that the kernel accepts for every connection. Envoy buffers data itself only
-// if the kernel accepts no more.
+// kernelSendBuffer is the number of bytes that the kernel buffers at least for each connection. Envoy buffers data
+// itself only if the kernel accepts no more.
 const kernelSendBuffer = 8 << 10
 
 // PendingUpstreamBytes returns the number of bytes that slow servers have not acknowledged, on the connections that

@@ -5,10 +5,10 @@ import (
 	"slices"
 )
 
-// pin identifies a release program of Envoy.
+// pin identifies the binary of an Envoy release.
 type pin struct{ version, arch string }
 
-// pins are the known release programs, by the SHA-256 hash of the program.
+// pins contains the binaries of known releases, by their SHA-256 hash.
 var pins = map[string]pin{
 	"8aa137a7d00994ce43f613556f5a120709229f63bedb86eedde5ccbc402c2b80": {"1.40.0", "amd64"},
 	"03cacc952561635c0b7d2a829291f341dadbebc32050475efbe7321b1bbe18c2": {"1.40.0", "arm64"},

@@ -57,7 +57,7 @@ func lockThread() (release func()) {
 	return runtime.UnlockOSThread
 }
 
-// childInfo is the result of waitid(2). Its layout is that of siginfo_t in the kernel's asm-generic/siginfo.h.
+// childInfo is the result of waitid(2). It has the layout of siginfo_t in the kernel's asm-generic/siginfo.h.
 type childInfo struct {
 	signo, errno, code int32
 	_                  [unsafe.Sizeof(uintptr(0)) - 4]byte

@@ -21,7 +21,7 @@ const exitNotPossible = 3
 // installedRules is the part of the output of `iptables show --live -o json` that the check needs.
 type installedRules struct {
 	Backend string   `json:"backend"`
-	Strange []string `json:"strange"`
+	Strange []string `json:"strange"` // rules in the redirection's tables that this program does not create
 	Rules   struct {
 		Chains []struct {
 			Rules []struct {
@@ -34,8 +34,8 @@ type installedRules struct {
 	} `json:"rules"`
 }
 
-// checkRedirection checks the rules of the agent's network namespace. It executes this program's redirection command,
-// because the agent does not contain it.
+// checkRedirection checks the rules of the agent's network namespace. It executes `iptables show` as another process,
+// because pilotfish-agent does not contain the code of this command.
 func checkRedirection(ctx context.Context, r agent.CheckReport) agent.CheckResult {
 	skip := func(format string, args ...any) agent.CheckResult {
 		return agent.CheckResult{Name: agent.CheckRedirection, State: agent.CheckSkipped, Detail: fmt.Sprintf(format, args...)}

@@ -31,7 +31,7 @@ type collection struct {
 	documents map[string]document // the accepted documents, by the name of the resource
 	size      int                 // size in bytes of the accepted documents in their protobuf encoding
 	warnings  []config.Problem    // of the accepted documents, ordered by name
-	// synced: the client has accepted all documents of the kind once.
+	// synced: the client has at least once had all documents of the kind.
 	synced bool
 	// rejected contains the problems of the documents that were rejected last, by the name of the resource, or by ""
 	// if they concern the whole response.

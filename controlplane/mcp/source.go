@@ -200,7 +200,7 @@ func (s *Source) receive(ctx context.Context, stream stream) error {
 		if resync {
 			return errResync
 		}
-		// The pause is at least as long as the handling of the response, up to maxPause. A server that sends responses
+		// The pause is as long as the handling of the response, but at most maxPause. A server that sends responses
 		// without end therefore occupies about half of one processor.
 		rest := min(time.Since(start), maxPause)
 		if reason == "" {

@@ -34,7 +34,7 @@ type row struct {
 	colours map[int]Colour
 }
 
-// NewTable returns a table with these column titles. Without titles, the number of columns is that of the longest row.
+// NewTable returns a table with these column titles. Without titles, the table has as many columns as its longest row.
 func (f Format) NewTable(titles ...string) *Table { return &Table{format: f, titles: titles} }
 
 // SetOptional sets the titles of the columns that may be hidden. The first is hidden first.
