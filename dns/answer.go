@@ -128,8 +128,9 @@ func findTTLs(wire []byte) ([]int, error) {
 	return ttls, nil
 }
 
-// skipName returns the offset after the name at the offset at, or a large negative number if the name is invalid.
-func skipName(wire []byte, at int) int {
+// skipName returns the offset that follows the name at start, or a large negative number if the name is invalid.
+func skipName(wire []byte, start int) int {
+	at := start
 	for at >= 0 && at < len(wire) {
 		switch n := int(wire[at]); {
 		case n == 0:
@@ -193,7 +194,7 @@ func appendOPT(wire []byte, dnssec bool) []byte {
 }
 
 // fit truncates a message that exceeds the client's maximum size and sets the TC bit, so that the client repeats the
-// query over TCP. It returns nil on failure.
+// query over TCP. It returns nil if the message cannot be unpacked or packed.
 func fit(wire []byte, q *query) []byte {
 	if len(wire) <= q.size {
 		return wire

@@ -22,7 +22,7 @@ type cache struct {
 	mu    sync.Mutex
 	held  int // size of all entries, in bytes
 	byKey map[question]*list.Element
-	order *list.List // of *cached, most recently used first
+	order *list.List // the values are *cached; the most recently used entry is first
 }
 
 type cached struct {

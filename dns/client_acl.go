@@ -11,8 +11,8 @@ import (
 
 const rcodeBusy = dns.RcodeServerFailure
 
-// clientACL admits only clients on this machine, so that the server is not an open resolver. It admits all addresses of
-// the machine, because redirected queries may have any of them as source address.
+// clientACL admits only clients on this machine and in the networks in allowed, so that the server is not an open
+// resolver. It admits all addresses of the machine, because redirected queries may have any of them as source address.
 type clientACL struct {
 	allowed []netip.Prefix // additional networks
 	now     func() time.Time

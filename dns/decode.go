@@ -16,8 +16,8 @@ const NameTableType = "type.googleapis.com/istio.networking.nds.v1.NameTable"
 const (
 	maxTableBytes = 64 << 20
 	maxHosts      = 1 << 20
-	// maxOfHost limits the number of addresses, of alternative names and of ports per host.
-	maxOfHost = 1 << 16
+	// maxPerHost limits the addresses, the alternative names and the ports of one host, each separately.
+	maxPerHost = 1 << 16
 )
 
 // Protobuf field numbers of istio.networking.nds.v1: NameTable (fieldTable), the entries of its map (fieldKey,
@@ -36,8 +36,9 @@ const (
 
 var errWire = errors.New("invalid protobuf encoding")
 
-// DecodeTable decodes an istio.networking.nds.v1.NameTable and ignores unknown fields. It skips and counts invalid
-// hosts, addresses and ports instead of rejecting the whole table.
+// DecodeTable decodes an istio.networking.nds.v1.NameTable and ignores unknown fields. It skips and counts invalid or
+// excess host names, addresses and ports instead of rejecting the whole table. It returns an error for invalid protobuf
+// encoding and for a table that exceeds maxTableBytes or maxHosts.
 func DecodeTable(wire []byte) (*Table, error) {
 	if len(wire) > maxTableBytes {
 		return nil, fmt.Errorf("decoding the name table: its size of %d bytes exceeds the limit of %d", len(wire), maxTableBytes)
@@ -86,7 +87,7 @@ func (t *Table) decodeEntry(e *Entry, wire []byte) error {
 		switch field {
 		case fieldIPs:
 			ip, err := netip.ParseAddr(string(value))
-			if err != nil || len(e.IPs) >= maxOfHost {
+			if err != nil || len(e.IPs) >= maxPerHost {
 				t.Skipped++
 				return nil
 			}
@@ -98,14 +99,14 @@ func (t *Table) decodeEntry(e *Entry, wire []byte) error {
 		case fieldNamespace:
 			e.Namespace = string(value)
 		case fieldAltHosts:
-			if _, ok := canonical(string(value)); !ok || len(e.AltHosts) >= maxOfHost {
+			if _, ok := canonical(string(value)); !ok || len(e.AltHosts) >= maxPerHost {
 				t.Skipped++
 				return nil
 			}
 			e.AltHosts = append(e.AltHosts, string(value))
 		case fieldPort:
 			port, ok := decodePort(string(value))
-			if !ok || len(e.Ports) >= maxOfHost {
+			if !ok || len(e.Ports) >= maxPerHost {
 				t.Skipped++
 				return nil
 			}

@@ -53,8 +53,8 @@ type inflight struct {
 	err    error
 }
 
-// use replaces the resolvers with those of a resolv.conf. Resolvers that remain configured retain their health. use
-// ignores this server's own addresses, because forwarding to them would cause a loop.
+// use replaces the resolvers with those in conf. Resolvers that remain configured retain their health. use ignores this
+// server's own addresses, because forwarding to them would cause a loop.
 func (f *forwarder) use(conf resolvConf) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -74,7 +74,7 @@ func (m *metrics) register(r prometheus.Registerer, s *Server) error {
 	received := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "pilotfish_dns_names_received_timestamp_seconds", Help: "Unix time at which the control plane sent the current name table; 0 without a name table.",
 	}, func() float64 {
-		if at, _ := s.age(); !at.IsZero() {
+		if at, _ := s.tableOrigin(); !at.IsZero() {
 			return float64(at.Unix())
 		}
 		return 0
@@ -82,7 +82,7 @@ func (m *metrics) register(r prometheus.Registerer, s *Server) error {
 	fromDisk := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "pilotfish_dns_names_kept", Help: "1 while the server uses the name table that an earlier run stored on disk, else 0.",
 	}, func() float64 {
-		if _, kept := s.age(); kept {
+		if _, kept := s.tableOrigin(); kept {
 			return 1
 		}
 		return 0

@@ -67,7 +67,8 @@ var (
 	errForeign   = errors.New("too many received messages do not match the query")
 )
 
-// query sends a question over UDP and, if the response is truncated or may be forged, again over TCP.
+// query sends a question over UDP and, if the response is truncated or may be forged, again over TCP. With the option
+// use-vc it uses only TCP. If the resolver responds with FORMERR or NOTIMP, query repeats the question without EDNS.
 func (u *upstream) query(ctx context.Context, q question) (*dns.Msg, error) {
 	m, err := u.queryOnce(ctx, q, true)
 	if err == nil && (m.Rcode == dns.RcodeFormatError || m.Rcode == dns.RcodeNotImplemented) {
@@ -155,8 +156,8 @@ func (u *upstream) dial(ctx context.Context, network string) (net.Conn, error) {
 // udpBuffers is a pool of buffers for received UDP messages. Messages are copied out of them, because most are small.
 var udpBuffers = sync.Pool{New: func() any { return new([maxUDP]byte) }}
 
-// readMessage reads a message. It returns nil for an invalid message. It converts the question's name to lower case,
-// and with it all names that are compressed to it. It returns the original spelling of the name separately.
+// readMessage reads a message, and returns nil if it is invalid. It converts the question's name to lower case, which
+// also affects all names that are compression pointers to it. spelling is the question's name as received.
 func readMessage(c *dns.Conn) (m *dns.Msg, spelling string, err error) {
 	var buffer []byte
 	if _, isTCP := c.Conn.(*net.TCPConn); isTCP {
@@ -184,8 +185,8 @@ func readMessage(c *dns.Conn) (m *dns.Msg, spelling string, err error) {
 	return m, spelling, nil
 }
 
-// lower converts a name in wire format to lower case in place. Length bytes need no special case: they are at most 63,
-// below "A" (65).
+// lower converts a name in wire format to lower case in place. It leaves length bytes unchanged, because they are at
+// most 63, below "A" (65).
 func lower(name []byte) {
 	for i, b := range name {
 		if b >= 'A' && b <= 'Z' {

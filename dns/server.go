@@ -149,8 +149,8 @@ func (s *Server) swap(t *Table, received time.Time, fromDisk bool) {
 	s.rebuild()
 }
 
-// age returns when the control plane sent the table, and whether the table was read from disk.
-func (s *Server) age() (received time.Time, fromDisk bool) {
+// tableOrigin returns when the control plane sent the table, and whether the table was read from disk.
+func (s *Server) tableOrigin() (received time.Time, fromDisk bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.received, s.fromDisk
@@ -184,7 +184,7 @@ func (s *Server) Condition() health.Condition {
 		}
 	}
 	var notes []string
-	if received, kept := s.age(); kept {
+	if received, kept := s.tableOrigin(); kept {
 		notes = append(notes, fmt.Sprintf("using the name table on disk, received at %s (%s ago), because the control plane has not sent one since the start",
 			received.UTC().Format(time.RFC3339), s.config.Now().Sub(received).Round(time.Second)))
 	}
@@ -238,8 +238,9 @@ func (s *Server) forwarded(ctx context.Context, q *query) []byte {
 	return s.finish(q, a)
 }
 
-// finish returns the response for a resolver's answer. If the resolver responds with NXDOMAIN for a mesh name, finish
-// returns an empty response instead. With NXDOMAIN, clients would assume that the name does not have addresses either.
+// finish returns the response for a resolver's answer. For a mesh name it returns an empty response instead of
+// NXDOMAIN, because NXDOMAIN would mean that the name has no addresses either. It also returns an empty response
+// instead of an error response if the name has only addresses.
 func (s *Server) finish(q *query, a *answer) []byte {
 	if isFailure(a.rcode) && s.hasOnlyAddresses(q.key) {
 		return q.pack(reply(q))
@@ -254,7 +255,8 @@ func (s *Server) finish(q *query, a *answer) []byte {
 	return a.write(q, s.config.Now())
 }
 
-// unanswered returns the response to a query if the resolvers fail.
+// unanswered returns the response if no resolver responded: an empty one for a name that has only addresses, and
+// otherwise SERVFAIL.
 func (s *Server) unanswered(q *query) []byte {
 	if s.hasOnlyAddresses(q.key) {
 		return q.pack(reply(q))

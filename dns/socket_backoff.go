@@ -31,7 +31,8 @@ func newErrorBackoff(log *slog.Logger) *errorBackoff {
 	return &errorBackoff{log: log, backoff: backoff.Backoff{Min: minPause, Max: maxPause}}
 }
 
-// wait waits before the next attempt, longer after each consecutive error. It returns err if the socket is closed.
+// wait waits before the next attempt, longer after each consecutive error. It logs err at most once per logInterval. It
+// returns err if the socket is closed, and nil otherwise.
 func (s *errorBackoff) wait(ctx context.Context, err error) error {
 	if errors.Is(err, net.ErrClosed) {
 		return err

@@ -15,7 +15,7 @@ const kubernetes = "Kubernetes"
 type Table struct {
 	// Hosts contains the entries by host name. The first label of a name may be * (wildcard).
 	Hosts map[string]Entry
-	// Skipped is the number of invalid hosts, addresses and ports that DecodeTable has skipped.
+	// Skipped is the number of invalid or excess host names, addresses and ports that DecodeTable has skipped.
 	Skipped int
 }
 
@@ -62,9 +62,9 @@ func newRecord(host string, e Entry) *record {
 
 func (r *record) addresses() int { return len(r.v4) + len(r.v6) }
 
-// canonical returns the name in lower case with a trailing dot. ok is false for an invalid name.
-func canonical(name string) (string, bool) {
+// canonical returns the name in lower case with a trailing dot. ok is false for the root and for an invalid name.
+func canonical(name string) (_ string, ok bool) {
 	name = dns.Fqdn(strings.ToLower(name))
-	_, ok := dns.IsDomainName(name)
+	_, ok = dns.IsDomainName(name)
 	return name, ok && name != "." && len(name) <= 254
 }

@@ -12,7 +12,7 @@ import (
 
 // CAConfig configures a CASource.
 type CAConfig struct {
-	// // Address is the CA's host:port, or a comma-separated list of them. Each call connects to the first one that is
+	// Address is the CA's host:port, or a comma-separated list of CAs. Each call connects to the first CA that is
 	// reachable.
 	Address string
 	CAServer
@@ -26,8 +26,8 @@ type CAConfig struct {
 	Key KeyType
 	// PKCS8 encodes keys as PKCS #8 instead of PKCS #1 or SEC 1.
 	PKCS8 bool
-	// // Saved is the directory to which an earlier Server wrote its certificate, key and roots (see Output). The
-	// source // serves that certificate until the CA signs a new one. Empty: no saved certificate.
+	// Saved is the directory to which an earlier Server wrote its certificate, key and roots (see Output). The source
+	// serves that certificate until the CA signs a new one. Empty: no saved certificate.
 	Saved string
 	// DropReplacedRoots removes a root as soon as the CA no longer returns it. Otherwise the source trusts the root
 	// until the workload's last certificate under it expires, because peers may still use such certificates.

@@ -25,7 +25,7 @@ type issuedCert struct {
 	chain []byte // leaf and intermediates
 	roots []*x509.Certificate
 	start time.Time // time of the response, or NotBefore if that is later; CAs backdate certificates
-	end   time.Time // earliest expiry in the chain, which may be that of a CA certificate
+	end   time.Time // earliest expiry in the chain, possibly of a CA certificate
 }
 
 // lifetime returns how long the certificate is usable with its chain.
@@ -94,7 +94,8 @@ func (c *CASource) callCA(ctx context.Context, csr string) ([]string, error) {
 	return answer.CertChain, nil
 }
 
-// requestMetadata returns the metadata of a request; nil if no signer is configured. The name of the entry is Istio's.
+// requestMetadata returns the metadata of a request, or nil if no signer is configured. Istio's CA defines the entry's
+// name.
 func (c *CASource) requestMetadata() *structpb.Struct {
 	if c.config.Signer == "" {
 		return nil
@@ -205,7 +206,8 @@ func chainExpiry(chain []*x509.Certificate) time.Time {
 	return end
 }
 
-// checkCAs returns an error for a root that is not a CA certificate: with it, Envoy would reject every peer.
+// checkCAs returns an error for a root that is not a CA certificate: Envoy would reject every peer if its roots
+// contained such a certificate.
 func checkCAs(roots []*x509.Certificate) error {
 	for _, root := range roots {
 		if !isCA(root) {

@@ -69,9 +69,9 @@ func (d deniedLists) findUncovered(roots []byte, others revocations, now time.Ti
 	return nil, nil
 }
 
-// addDenied returns the lists to send with roots: those of the CRL file, and those of the control plane if every root
-// has a list. leafOnly is true if only the control plane's lists are sent. These may lack lists for intermediate CAs,
-// so Envoy must check only the leaf certificate. The caller holds s.mu.
+// addDenied returns the lists to send with roots: the lists of the CRL file and, if every root has a list, the lists of
+// the control plane. Otherwise it sets s.denyProblem. leafOnly is true if only the control plane's lists are sent.
+// These may lack lists for intermediate CAs, so Envoy must check only the leaf certificate. The caller holds s.mu.
 func (s *store) addDenied(roots []byte) (lists []byte, leafOnly bool) {
 	lists = s.extras.revoked.text
 	problem := ""

@@ -57,9 +57,8 @@ func parseRevocations(text []byte) ([]*x509.RevocationList, error) {
 	return lists, nil
 }
 
-// textForRoots returns the PEM text of the lists if at least one of them is from an issuer in roots, and nil otherwise.
-// Once Envoy has any list, it rejects the certificates of every CA without a list. So lists of other CAs must not be
-// sent.
+// textForRoots returns the PEM text of all lists if at least one list is from an issuer in roots. Otherwise it returns
+// nil, because Envoy rejects the certificates of every CA without a list once it has any list.
 func (r revocations) textForRoots(roots []byte) ([]byte, error) {
 	if len(r.lists) == 0 {
 		return nil, nil

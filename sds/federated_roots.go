@@ -10,7 +10,7 @@ import (
 // maxExtraRoots limits the number of roots per origin.
 const maxExtraRoots = 10_000
 
-// extraRoots contains the roots that are trusted in addition to those of the Source. The map's key is the origin, for
+// extraRoots contains the roots that are trusted in addition to the Source's roots. The map's key is the origin, for
 // example the control plane.
 type extraRoots struct {
 	mu       sync.Mutex

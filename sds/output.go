@@ -170,7 +170,7 @@ func hasContent(path string, mode fs.FileMode, text []byte) bool {
 	return err == nil && bytes.Equal(old, text)
 }
 
-// writeSynced creates a new file and syncs it to disk.
+// writeSynced replaces the file at path by a new file with text, and syncs it to disk.
 func writeSynced(path string, mode fs.FileMode, text []byte) error {
 	if err := ignoreNotExist(os.Remove(path)); err != nil {
 		return err

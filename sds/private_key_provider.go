@@ -11,8 +11,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// KeyProvider configures Envoy to use private keys through an accelerator. This is a contrib extension of Envoy, which
-// Envoy's standard releases do not contain.
+// KeyProvider configures Envoy to run private key operations on an accelerator. Envoy needs a contrib extension for
+// this, which Envoy's standard releases do not contain.
 type KeyProvider struct {
 	// Name is cryptomb or qat.
 	Name string

@@ -18,15 +18,15 @@ type replacedRoot struct {
 // replacedRoots are trusted in addition to the roots of the newest certificate.
 type replacedRoots []replacedRoot
 
-// add adds the roots in old that the CA no longer returns; now contains the roots that it returns. The added roots are
-// trusted until the specified time.
-func (r replacedRoots) add(old, now []*x509.Certificate, until time.Time) replacedRoots {
+// add adds the roots in old that are not in current, the roots that the CA now returns. The added roots are trusted
+// until expiry. add removes the roots in current, and the oldest entries above maxReplaced.
+func (r replacedRoots) add(old, current []*x509.Certificate, expiry time.Time) replacedRoots {
 	for _, cert := range old {
-		if !containsCert(now, cert) {
-			r = append(r.removeCert(cert), replacedRoot{cert, until})
+		if !containsCert(current, cert) {
+			r = append(r.removeCert(cert), replacedRoot{cert, expiry})
 		}
 	}
-	for _, cert := range now {
+	for _, cert := range current {
 		r = r.removeCert(cert)
 	}
 	return r[max(0, len(r)-maxReplaced):]
@@ -53,7 +53,8 @@ func containsCert(certs []*x509.Certificate, cert *x509.Certificate) bool {
 	return slices.ContainsFunc(certs, cert.Equal)
 }
 
-// mergeRoots returns the CA's roots, the replaced roots and those of the trust file. The caller holds c.mu.
+// mergeRoots returns the CA's roots, the replaced roots, and the roots of the trust file, as PEM. The caller holds
+// c.mu.
 func (c *CASource) mergeRoots() []byte {
 	return c.trust.mergeWith(slices.Concat(c.issued.roots, c.replacedRoots.certs()))
 }

@@ -34,8 +34,8 @@ type store struct {
 	identitySecrets map[string]*secret // cache of the secrets built from the source's current Material
 	streams         map[chan struct{}]bool
 	denied          deniedLists
-	// denyProblem explains why certificates that the control plane revoked are still accepted. Empty: they are
-	// rejected.
+	// denyProblem explains why certificates that the control plane revoked are still accepted. It is empty if no
+	// certificates are revoked, or if Envoy rejects them.
 	denyProblem string
 	// onIdentityChange contains functions that are called after each change of the identity.
 	onIdentityChange []func()
@@ -198,8 +198,8 @@ func (s *store) identitySecret(name string) *secret {
 	return made
 }
 
-// buildRootsSecret returns the secret ROOTCA. If m has roots per trust domain, the extra roots are added to those of
-// the workload's trust domain.
+// buildRootsSecret returns the secret ROOTCA, which contains m's roots and the extra roots. If m has roots per trust
+// domain, it adds the extra roots to the workload's trust domain.
 func (s *store) buildRootsSecret(m Material) (*secret, error) {
 	domains := maps.Clone(m.Domains)
 	for domain, roots := range domains {
@@ -227,7 +227,8 @@ func (s *store) paths() []string {
 	return paths
 }
 
-// reload reads the changed files and reports whether all files are valid.
+// reload reads the CRL file and the changed files of secrets. It notifies the streams if any content changed, and
+// reports whether all files are valid.
 func (s *store) reload() (ok bool) {
 	revoked := s.loadRevocations()
 	s.mu.Lock()
@@ -276,8 +277,9 @@ func (s *store) loadRevocations() (changed bool) {
 	return changed
 }
 
-// setRevocations applies the lists that were read and reports whether they differ. While lists are in force, an empty
-// file is an error: a process may be about to write it, or the disk may be full. The caller holds s.mu.
+// setRevocations applies the lists in read, and reports whether they differ from the previous lists. On err, the
+// previous lists remain in force. While lists are in force, an empty file is an error: a process may be about to write
+// it, or the disk may be full. The caller holds s.mu.
 func (s *store) setRevocations(read revocations, err error) (changed bool) {
 	old := s.extras.revoked
 	if errors.Is(err, errEmpty) && !old.isInForce(s.clock.Now()) {
@@ -329,7 +331,8 @@ func (s *store) loadSecret(e *fileSecret) (changed bool) {
 	return changed
 }
 
-// readSecret implements loadSecret. It runs for one file of a directory at a time.
+// readSecret reads the files of one resource and reports whether the secret changed. loadSecret calls it through
+// timeoutFS, which makes one call per directory at a time.
 func (s *store) readSecret(e *fileSecret) (changed bool) {
 	s.mu.Lock()
 	next, x := *e, s.extras

@@ -137,8 +137,8 @@ type client struct {
 	changes chan struct{}
 	// names are the subscribed names. The value is the version that was sent last, or empty.
 	names map[string]string
-	// unservable are subscribed names that can never be served. With delta xDS, the value is true once their removal
-	// was sent.
+	// unservable are subscribed names that can never be served. With delta xDS, the value is true once a response has
+	// listed the name as removed.
 	unservable map[string]bool
 	nonce      uint64
 }

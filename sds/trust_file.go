@@ -14,13 +14,13 @@ type trustFile struct {
 	problem error
 }
 
-// mergeWith returns roots and those of the file, as PEM.
+// mergeWith returns roots and the file's roots, as PEM.
 func (t trustFile) mergeWith(roots []*x509.Certificate) []byte {
 	all := append(append([]*x509.Certificate{}, roots...), t.certs...)
 	return encodeCertificates(all)
 }
 
-// loadTrustedRoots reads the trust file and returns its roots.
+// loadTrustedRoots reads the trust file, notifies the subscribers if its roots changed, and returns its roots.
 func (c *CASource) loadTrustedRoots() []*x509.Certificate {
 	if _, changed := c.reloadTrustFile(); changed {
 		c.notify()

@@ -121,15 +121,15 @@ func (w *fileWatcher) openNotifier() {
 	w.notifier = notifier
 }
 
-// waitForChange waits for an event, a wake-up or the timeout. After an event it waits until the burst of events ends.
+// waitForChange waits up to maxWait for an event or a wake-up. After an event it waits until the burst of events ends.
 // It reports whether files may have changed.
-func (w *fileWatcher) waitForChange(ctx context.Context, wait time.Duration) (notified bool) {
+func (w *fileWatcher) waitForChange(ctx context.Context, maxWait time.Duration) (notified bool) {
 	var events <-chan fsnotify.Event
 	var errs <-chan error
 	if w.notifier != nil {
 		events, errs = w.notifier.Events, w.notifier.Failures
 	}
-	timeout := w.clock.NewTimer(wait)
+	timeout := w.clock.NewTimer(maxWait)
 	for {
 		select {
 		case <-timeout:
@@ -154,7 +154,7 @@ func (w *fileWatcher) waitForChange(ctx context.Context, wait time.Duration) (no
 	}
 }
 
-// waitQuiet waits until no event arrives for a fraction of the debounce time, or until the debounce time has elapsed.
+// waitQuiet waits until no event arrives for debounce/quietDivisor, or until the debounce time has elapsed.
 func (w *fileWatcher) waitQuiet(ctx context.Context, events <-chan fsnotify.Event) {
 	end := w.clock.NewTimer(w.debounce)
 	for {
@@ -230,8 +230,9 @@ func (w *fileWatcher) retryNotifier() {
 	}
 }
 
-// updateWatches watches exactly the directories of paths, and reports whether it added a directory. Events in an added
-// directory may have been missed.
+// updateWatches watches the directories of the paths' watch points, and stops watching all other directories. It
+// returns true if it added a directory, because events there may have been missed. It also returns true if there are
+// paths but no notifier.
 func (w *fileWatcher) updateWatches(paths []string) (added bool) {
 	if w.watched == nil {
 		w.openNotifier()

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// accepts reports whether Accept or Accept-Encoding headers list an exact name, with a quality above 0.
+// accepts reports whether headers (Accept or Accept-Encoding) list exactly the name what, with a quality above 0.
 func accepts(headers []string, what string) bool {
 	for _, header := range headers {
 		for item := range strings.SplitSeq(header, ",") {

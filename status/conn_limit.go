@@ -26,7 +26,8 @@ type connState struct {
 	since time.Time
 }
 
-// onState is the server's ConnState hook.
+// onState is the server's ConnState hook. For a new connection at the limit, it closes the longest idle connection. If
+// no connection is idle, it closes the new one.
 func (c *connLimiter) onState(conn net.Conn, state http.ConnState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -12,7 +12,8 @@ import (
 // envoyStatsPath is the path to which Envoy's Prometheus ports forward scrapes.
 const envoyStatsPath = "/stats/envoy"
 
-// serveEnvoyStats serves Envoy's own statistics for Envoy's Prometheus ports. It only unpacks labels.
+// serveEnvoyStats serves the statistics of Envoy alone, for Envoy's Prometheus ports. It changes only packed labels
+// (see exposition.PackedPrefix).
 func (s *Server) serveEnvoyStats(w http.ResponseWriter, r *http.Request) {
 	address := s.envoyStats(r.URL.RawQuery)
 	if address == "" {

@@ -14,7 +14,7 @@ type newConns struct {
 	ending bool
 }
 
-// onState is the server's ConnState hook.
+// onState is the server's ConnState hook. It adds new connections, and removes them when a request arrives.
 func (s *newConns) onState(c net.Conn, state http.ConnState) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -38,35 +38,35 @@ var reportNames = []string{sourceUp, sourceInvalid, sourceDuplicates, sourceRese
 // If all sources fail, the response is an error.
 func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	s.metrics.scrapes.Inc()
-	took := timeoutOf(r)
-	ctx, done, ok := s.acquireScrape(w, r, took)
+	timeout := timeoutOf(r)
+	ctx, done, ok := s.acquireScrape(w, r, timeout)
 	defer done()
 	if !ok {
 		return
 	}
 	defer processors.UseAll()() // the sources are read, merged and compressed in parallel
 	kit := s.buffers.get()
-	sc := s.begin(ctx, r, took, kit)
+	sc := s.begin(ctx, r, timeout, kit)
 	defer sc.close()
 	if err := sc.emptyError(); err != nil {
 		s.buffers.put(kit)
 		http.Error(w, fmt.Sprintf("no metrics: %v", err), http.StatusServiceUnavailable)
 		return
 	}
-	format := sc.format(ctx, took/4)
+	format := sc.format(ctx, timeout/4)
 	w.Header().Set("Content-Type", format.ContentType())
 	sc.writeTo(w, r, kit, format)
 	s.buffers.put(kit)
 }
 
-// acquireScrape waits until a scrape may start. If that lasts too long, it writes an error response and ok is false. The
-// context of the scrape ends after took. The caller must call done.
-func (s *Server) acquireScrape(w http.ResponseWriter, r *http.Request, took time.Duration) (ctx context.Context, done func(), ok bool) {
+// acquireScrape waits until a scrape may start. ctx, the context of the scrape, ends after timeout. If no scrape may
+// start by then, acquireScrape writes an error response and ok is false. The caller must call done.
+func (s *Server) acquireScrape(w http.ResponseWriter, r *http.Request, timeout time.Duration) (ctx context.Context, done func(), ok bool) {
 	// The write deadline is later than the scraper's timeout, so that a scrape ends by its timeout and not by a broken
 	// connection.
 	response := http.NewResponseController(w)
-	_ = response.SetWriteDeadline(time.Now().Add(took + 10*time.Second))
-	ctx, cancel := context.WithTimeout(r.Context(), took)
+	_ = response.SetWriteDeadline(time.Now().Add(timeout + 10*time.Second))
+	ctx, cancel := context.WithTimeout(r.Context(), timeout)
 	release, ok := s.scrapes.acquire(ctx, r.RemoteAddr, func() {
 		cancel()
 		_ = response.SetWriteDeadline(time.Now())

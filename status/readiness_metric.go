@@ -38,8 +38,7 @@ func (m *readinessMetric) Collect(values chan<- prometheus.Metric) {
 	}
 }
 
-// readinessWait limits how long a scrape waits for the readiness checks, and how long for the request to Envoy to be
-// sent.
+// readinessWait limits two waits of a scrape: for the readiness checks, and until the request to Envoy is sent.
 const readinessWait = 20 * time.Millisecond
 
 // startReadinessChecks starts the readiness checks before Envoy is scraped, and waits for them for at most

@@ -61,9 +61,9 @@ func (sc *scrape) writeTo(w http.ResponseWriter, r *http.Request, kit *scrapeBuf
 }
 
 // begin sends the requests to all sources. Envoy's is the last.
-func (s *Server) begin(ctx context.Context, r *http.Request, took time.Duration, kit *scrapeBuffers) *scrape {
-	end := time.Now().Add(took)
-	sc := &scrape{Server: s, caller: r.Context(), accepted: exposition.ParseAccept(r.Header.Values("Accept")), early: end.Add(-took / 4)}
+func (s *Server) begin(ctx context.Context, r *http.Request, timeout time.Duration, kit *scrapeBuffers) *scrape {
+	end := time.Now().Add(timeout)
+	sc := &scrape{Server: s, caller: r.Context(), accepted: exposition.ParseAccept(r.Header.Values("Accept")), early: end.Add(-timeout / 4)}
 	apps := s.Metrics.Applications
 	accept := acceptText
 	if sc.accepted.OpenMetrics {

@@ -11,7 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/exposition"
 )
 
-// scrapeBuffers are the buffers of a scrape. Later scrapes reuse them, because they would be most of the garbage.
+// scrapeBuffers are the buffers of a scrape. Later scrapes reuse them, because new buffers for each scrape would be
+// most of the agent's garbage.
 type scrapeBuffers struct {
 	merger *exposition.Merger
 	own    bytes.Buffer // the agent's metrics

@@ -38,8 +38,8 @@ func newScrapeLimiter(maxTotal, maxPerClient int, maxHold time.Duration) *scrape
 	return &scrapeLimiter{slots: make(chan struct{}, maxTotal), maxPerClient: maxPerClient, maxHold: maxHold, callers: make(map[netip.Addr]*caller)}
 }
 
-// acquire waits for a slot until the context ends. done releases the slot. cancel must make the caller call done soon.
-// It is called at most once, and not after done.
+// acquire waits for a slot. ok is false if the context ends first. done releases the slot. acquire may call cancel
+// later, at most once and not after done; cancel must make the caller call done soon.
 func (t *scrapeLimiter) acquire(ctx context.Context, remote string, cancel func()) (done func(), ok bool) {
 	address, _ := netip.ParseAddrPort(remote) // clients with an unknown address are one client
 	who := address.Addr()
@@ -94,7 +94,8 @@ func (t *scrapeLimiter) end(mine *turn) {
 	t.running = slices.DeleteFunc(t.running, func(other *turn) bool { return other == mine })
 }
 
-// cancelOldest cancels the oldest scrape if it has run for longer than maxHold. It returns when to check again.
+// cancelOldest cancels the oldest scrape if it has run for longer than maxHold. It returns the delay until the next
+// check.
 func (t *scrapeLimiter) cancelOldest() time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -28,8 +28,8 @@ type Metrics struct {
 	HiddenSuffixes []string
 	// WithoutEnvoy omits Envoy's statistics from /metrics.
 	WithoutEnvoy bool
-	// Applications are the targets in the pod. The series of the first one are unchanged; those of further ones have an
-	// additional label.
+	// Applications are the targets in the pod. The series of the first target are unchanged. The series of further
+	// targets have the additional label scrape_target.
 	Applications []Application
 	// MaxApplicationBytes limits the response of an application; 0 means 64 MiB.
 	MaxApplicationBytes int64
@@ -100,7 +100,7 @@ type source struct {
 
 	read       chan struct{} // closed when text is complete; nil for sources that are streamed to the response
 	text       []byte
-	incomplete error // why text is incomplete; separate from err, which is read earlier
+	incomplete error // why text is incomplete; separate from err, which may be read before text is complete
 
 	late    atomic.Bool // endBy cancelled the source before the end of the scrape
 	copying *exposition.SourceCopy

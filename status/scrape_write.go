@@ -65,8 +65,8 @@ func (sc *scrape) writeApplicationFirst(m *exposition.Merger) {
 	app.finish()
 }
 
-// envoyDeadline returns when Envoy's response must end, so that time remains for the rest of the application's
-// response.
+// envoyDeadline returns when Envoy's response must end: sc.early or, if that is later, after half of the remaining
+// time. Time then remains for the rest of the application's response.
 func (sc *scrape) envoyDeadline() time.Time {
 	half := time.Now().Add(time.Until(sc.envoy.until) / 2)
 	if half.After(sc.early) {
@@ -98,7 +98,7 @@ func (sc *scrape) writeEnvoyFirst(m *exposition.Merger) {
 	}
 }
 
-// copyTo waits for the source's response and writes it. If the request failed, it writes nothing.
+// copyTo waits for the source's response and writes it to m. If the request failed, it writes nothing.
 func (s *source) copyTo(m *exposition.Merger, rename bool) {
 	<-s.answered
 	if s.err == nil {

@@ -21,8 +21,8 @@ import (
 
 // Config configures Modules.
 type Config struct {
-	// Dir is the cache directory. Modules are stored as <SHA-256 of the URL>/<SHA-256 of the module>.wasm. The
-	// directory is created when the first module is requested, and may contain other files.
+	// Dir is the cache directory. Modules are stored as <SHA-256 of the URL and pull secret>/<SHA-256 of the
+	// module>.wasm. The directory is created when the first module is requested, and may contain other files.
 	Dir string
 	// Owner is the user that Envoy runs as, which reads the modules; nil is the user of this process.
 	Owner *owner.Owner

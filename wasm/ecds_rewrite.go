@@ -47,8 +47,8 @@ const maxFetches = 4
 
 // Rewrite changes ECDS resources in place, so that filters load their remote Wasm modules from local files. If a module
 // cannot be fetched, Rewrite replaces the filter by a placeholder, which allows or denies all requests according to the
-// filter's fail policy. For a filter with a placeholder or an outdated module, retries[i] is set: it blocks until the
-// module can be fetched. Rewrite returns an error if a filter is invalid.
+// filter's fail policy. If resources[i] has a placeholder or an outdated module, retries[i] is a function that blocks
+// until the module can be fetched; otherwise it is nil. Rewrite returns an error if a filter is invalid.
 func (m *Modules) Rewrite(ctx context.Context, resources [][]byte) (retries []func(context.Context) error, err error) {
 	began := m.config.Now()
 	errs := make([]error, len(resources))
@@ -59,7 +59,7 @@ func (m *Modules) Rewrite(ctx context.Context, resources [][]byte) (retries []fu
 		f, err := readFilter(resources[i])
 		switch {
 		case err != nil:
-			m.countConversion(resultOf(err))
+			m.countConversion(conversionResult(err))
 			errs[i] = err
 		case f.remoteSource() == nil:
 			m.countConversion(resultNoRemote)
@@ -81,8 +81,8 @@ func (m *Modules) countConversion(result string) { m.metrics.conversions.WithLab
 
 var errNoHint = errors.New("it does not specify the location of its module")
 
-// resultOf returns the metric's result for an error of readFilter.
-func resultOf(err error) string {
+// conversionResult returns the value of the metric's label "result" for an error of readFilter.
+func conversionResult(err error) string {
 	if errors.Is(err, errNoHint) {
 		return resultMissingHint
 	}

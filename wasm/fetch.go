@@ -148,7 +148,8 @@ func (m *Modules) fromServer(ctx context.Context, module Module, known *entry) (
 	return f, nil
 }
 
-// redactError removes the URL, which may contain a password, and text that the server sent from an error of a fetch.
+// redactError removes two things from an error of a fetch: the URL, which may contain a password, and text of the
+// server.
 func redactError(err error) error {
 	if plain, ok := errors.AsType[plaintextError](err); ok {
 		return plain

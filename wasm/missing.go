@@ -11,8 +11,8 @@ import (
 // missingModule is the reason why a filter is replaced by a placeholder.
 type missingModule struct{ reason string }
 
-// ReportMissing sets the function that receives the reason while filters are replaced by placeholders, and "" when none
-// is. The function must not block. Set it before the first call of Rewrite.
+// ReportMissing sets the function that receives a reason while filters are replaced by placeholders, and "" when no
+// filter is. The function must not block. Set it before the first call of Rewrite.
 func (m *Modules) ReportMissing(report func(reason string)) { m.reportMissing = report }
 
 // addMissing records that a filter is replaced by a placeholder, until the returned function is called. A later record

@@ -154,7 +154,7 @@ func (m *Modules) fromLayer(layer v1.Layer) (*fetched, error) {
 	return m.spool(content, member) // reads to the end of the layer, where its digest is verified
 }
 
-// registryError removes text that the registry sent from an error of the registry client.
+// registryError returns an error of the registry client without text that the registry sent.
 func registryError(err error) error {
 	if refused, ok := errors.AsType[*transport.Error](err); ok {
 		return statusError{refused.StatusCode}

@@ -164,8 +164,8 @@ func (s *store) temporary() (*os.File, error) {
 	return os.CreateTemp(s.dir, tempPrefix) // with mode 0600
 }
 
-// put moves a fetched module into the cache, and removes other modules if the cache is full. It returns the entry even
-// if only writing the index fails.
+// put moves a fetched module into the cache, and removes other modules if the cache is full. If only writing the index
+// fails, put returns both the entry and the error.
 func (s *store) put(key string, f *fetched) (*entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -31,9 +31,9 @@ const (
 // maxResponse.
 var errTooLarge = errors.New("it is larger than the maximum size")
 
-// unpack copies the module in the input, which is a plain module, gzip, a tar archive, or a tar archive in gzip. From an
-// archive it copies the first module with the base name, or the first module if name is empty. It writes at most max
-// bytes, and reads at most 1 MiB more than max.
+// unpack extracts the module from the input, which is an uncompressed module, gzip, a tar archive, or a tar archive in
+// gzip. From an archive it extracts the first module whose base name is name, or the first module if name is empty. It
+// writes at most max bytes, and reads at most 1 MiB more than max.
 func unpack(to io.Writer, from io.Reader, name string, max int64) error {
 	return unwrap(to, &limitedReader{from: from, left: max + 1<<20}, name, max, maxNesting)
 }
@@ -64,7 +64,7 @@ func unwrap(to io.Writer, from io.Reader, name string, max int64, depth int) err
 	return errors.New("it is not a WebAssembly module, a gzip file or a tar archive")
 }
 
-// copyMember copies the first module with the base name from an archive, or the first module if name is empty.
+// copyMember extracts the first module in archive whose base name is name, or the first module if name is empty.
 func copyMember(to io.Writer, archive *tar.Reader, name string, max int64) error {
 	for range maxMembers {
 		header, err := archive.Next()
