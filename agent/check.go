@@ -46,8 +46,8 @@ type CheckResult struct {
 	Remedy string `json:"remedy,omitempty"`
 }
 
-// CheckReport contains the checks that the agent itself performs. Another process must check the redirection, because the
-// agent lacks the privilege.
+// CheckReport contains the checks that the agent itself performs. Another process must check the redirection, because
+// the agent lacks the privilege.
 type CheckReport struct {
 	Checks []CheckResult `json:"checks"`
 	// PID and NetworkNamespace identify the namespace in which the agent runs.

@@ -16,7 +16,7 @@ const (
 	Signaled Reason = "signaled"
 	// OOMKilled: the kernel's OOM killer ended Envoy.
 	OOMKilled Reason = "oom-killed"
-	// Stopped: Envoy ended after a call of Stop or MarkReplaced.
+	// Stopped: Envoy ended because of Stop or MarkReplaced.
 	Stopped Reason = "stopped"
 )
 

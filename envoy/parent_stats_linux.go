@@ -25,9 +25,9 @@ type ParentEnvoy struct {
 }
 
 // ConnectParent binds the path of the child's hot-restart socket, so that this process receives the parent's responses.
-// h.Epoch is the parent's epoch. Call it only after the child has started. A running child sends only requests for
-// statistics, which HotRestart's arguments disable, so it does not need the socket. ConnectParent does not restore the
-// child's socket, because a late response, which the child does not read, could block the parent.
+// h.Epoch is the parent's epoch. Call it only after the child has started. A running child would need its socket only
+// for statistics, and HotRestart's arguments disable its requests for them. ConnectParent does not restore the child's
+// socket, because a late response, which the child does not read, could block the parent.
 func (h HotRestart) ConnectParent() (*ParentEnvoy, error) {
 	peer := fmt.Sprintf("%s_parent_%d", h.socketPrefix(), h.socketID(h.Epoch))
 	path := fmt.Sprintf("%s_child_%d", h.socketPrefix(), h.socketID(h.Epoch+1))
