@@ -23,8 +23,9 @@ type LocalType struct {
 	// Offered restricts the subscription to control planes that list the type in OfferHeader. Some control planes close
 	// a stream that requests an unknown type.
 	Offered bool
-	// Apply is called for each response with the contents of its resources (the value of each Any). If it returns an
-	// error, the relay sends a NACK with the error as the reason. Calls are sequential. Apply must not block.
+	// Apply is called for each response that contains resources, with their contents (the value of each Any). If it
+	// returns an error, the relay sends a NACK with the error as the reason. Calls are sequential. Apply must not
+	// block.
 	Apply func(resources [][]byte, version string) error
 }
 

@@ -29,8 +29,8 @@ func newCredentialWatcher(config Config) *credentialWatcher {
 	return &credentialWatcher{server: config.Server, now: config.Now, log: config.Logger}
 }
 
-// refresh reads the credential files again and logs if the credentials became valid or invalid. It returns their
-// problem, or "" if there is none.
+// refresh reads the credential files again and returns the problem of the credentials, or "" if there is none. It logs
+// each change of the problem.
 func (w *credentialWatcher) refresh() (problem string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -47,8 +47,8 @@ func (w *credentialWatcher) refresh() (problem string) {
 	return problem
 }
 
-// findProblem returns the problem of the credentials according to the last read, or "". A missing token is not a
-// problem if there is a valid client certificate. The caller holds mu.
+// findProblem returns the problem of the credentials that refresh read last, or "". If the token cannot be read but
+// there is a valid client certificate, it returns "". The caller holds mu.
 func (w *credentialWatcher) findProblem() string {
 	var problems []string
 	now := w.now()
@@ -72,8 +72,8 @@ func (w *credentialWatcher) isTokenMissing() bool {
 	return false
 }
 
-// currentProblem returns the problem of the credentials, or "". It reads the files again only if there was a problem at
-// the last read.
+// currentProblem returns the problem of the credentials, or "". If the credentials that refresh read last have a
+// problem, it reads the files again.
 func (w *credentialWatcher) currentProblem() string {
 	w.mu.Lock()
 	problem := w.findProblem()
@@ -96,8 +96,8 @@ func (w *credentialWatcher) run(ctx context.Context) {
 		if problem != "" {
 			wait = time.Minute // a program may renew the credential soon
 		}
-		if next := w.nextExpiry(); next > 0 {
-			wait = min(wait, next)
+		if delay := w.computeExpiryDelay(); delay > 0 {
+			wait = min(wait, delay)
 		}
 		if sleep(ctx, wait); ctx.Err() != nil {
 			return
@@ -105,17 +105,19 @@ func (w *credentialWatcher) run(ctx context.Context) {
 	}
 }
 
-// nextExpiry returns the time until the next credential expires, or 0 if no credential will expire.
-func (w *credentialWatcher) nextExpiry() time.Duration {
+// computeExpiryDelay returns the time until the next expiry of a credential, plus one second, so that the credential
+// has expired when run checks it. It ignores credentials that have expired already. It returns 0 if no other credential
+// will expire.
+func (w *credentialWatcher) computeExpiryDelay() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var next time.Duration
+	var delay time.Duration
 	for _, c := range w.credentials {
-		if left := c.NotAfter.Sub(w.now()); !c.NotAfter.IsZero() && left > 0 && (next == 0 || left < next) {
-			next = left + time.Second
+		if left := c.NotAfter.Sub(w.now()); !c.NotAfter.IsZero() && left > 0 && (delay == 0 || left < delay) {
+			delay = left + time.Second
 		}
 	}
-	return next
+	return delay
 }
 
 // credentialExpiry describes the metric that the watcher exports as a prometheus.Collector.

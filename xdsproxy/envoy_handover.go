@@ -76,8 +76,8 @@ func (r *Relay) activate(s *session) error {
 func (r *Relay) tryActivate(s *session) (wait <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	age, old := r.handover.position(s.process), r.activeSession
-	if old != nil && age < r.handover.position(old.process) {
+	index, old := r.handover.position(s.process), r.activeSession
+	if old != nil && index < r.handover.position(old.process) {
 		r.log.Info("an old Envoy's stream waits, because a newer Envoy is served", "pid", s.process, "newer", old.process)
 		if r.handover.released == nil {
 			r.handover.released = make(chan struct{})

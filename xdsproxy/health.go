@@ -28,8 +28,8 @@ type reportedHealth struct {
 	changed chan struct{} // closed at the next change; nil while no goroutine waits for one
 }
 
-// healthReport is the health of the application. The zero value means that the health is unknown, and the relay does
-// not send it.
+// healthReport is a report about the health of the application, or about the degradation of the proxy. The relay does
+// not send the zero value, which means that the health is unknown.
 type healthReport struct {
 	known, healthy bool
 	message        string
@@ -46,8 +46,8 @@ func (r *Relay) ReportHealth(healthy bool, message string) {
 	r.appHealth.set(report, func(last healthReport) bool { return last.healthy == healthy })
 }
 
-// ReportDegradation reports to the control plane that the proxy does not serve as its configuration specifies. An empty
-// reason ends the condition. ReportDegradation never blocks.
+// ReportDegradation reports to the control plane that the proxy serves, but not as its configuration specifies. An
+// empty reason reports the end of this condition. ReportDegradation never blocks.
 func (r *Relay) ReportDegradation(reason string) {
 	report := newHealthReport(reason == "", reason)
 	r.degradation.set(report, func(last healthReport) bool { return last == report })
@@ -112,8 +112,8 @@ type healthReporter struct {
 	lastSent healthReport
 }
 
-// report sends a changed report. It returns a channel that is closed at the next change. Unless enabled is true, it
-// sends nothing and returns nil.
+// report sends the report if it has changed since the last call. It returns a channel that is closed at the next
+// change. If enabled is false, it sends nothing and returns nil.
 func (h *healthReporter) report(enabled bool) (<-chan struct{}, error) {
 	if !enabled {
 		return nil, nil

@@ -52,7 +52,8 @@ func (b *envoyState) acknowledge(a *typeTracker) {
 	b.acceptedTypes[a.TypeURL] = nil
 }
 
-// condition returns the condition of the Envoy process, or of the active Envoy if the process is unknown.
+// condition returns the condition of the Envoy with the PID process. If this PID is unknown, it returns the condition
+// of the Envoy with the active stream, or else with the last one.
 func (l *statusTracker) condition(process int32, lossLimit time.Duration) health.Condition {
 	l.mu.Lock()
 	defer l.mu.Unlock()

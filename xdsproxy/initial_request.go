@@ -33,8 +33,8 @@ func (s *streamState) initialRequest(t *typeState, node []byte) *wire.Message {
 	return wire.NewMessage(b)
 }
 
-// knownVersions returns the versions of the resources that Envoy has, by name. If a version is uncertain, it returns an
-// empty version. The control plane then sends the resource again or reports its removal.
+// knownVersions returns the versions of the resources that Envoy has, by name. The version is empty if it is uncertain,
+// or if hideVersions is set. The control plane then sends the resource again or reports its removal.
 func (t *typeState) knownVersions(hideVersions bool) map[string]string {
 	if !hideVersions && len(t.pending) == 0 {
 		return t.heldVersions
@@ -50,7 +50,7 @@ func (t *typeState) knownVersions(hideVersions bool) map[string]string {
 	for _, p := range t.pending {
 		epoch, _ := splitNonce(p.nonce)
 		for _, one := range p.Resources {
-			// The resource is from the last accepted configuration, so Envoy accepted it before.
+			// Epoch 0: the response is from the last accepted configuration, which Envoy has accepted before.
 			if epoch == 0 && !hideVersions {
 				known[one.Name] = one.Version
 			} else {

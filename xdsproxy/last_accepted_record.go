@@ -54,7 +54,8 @@ func (k *lastGoodRecord) closeSnapshot() {
 	}
 }
 
-// nodeIdentity returns the identity of a node. ok is false if the relay does not store the configuration of the client.
+// nodeIdentity returns the identity of a node. ok is false if the node has no ID or is not an Envoy. The relay does not
+// store the configuration of such a client.
 func nodeIdentity(v wire.Variant, node []byte) (id lastgood.Identity, ok bool) {
 	var n corev3.Node
 	if err := proto.Unmarshal(node, &n); err != nil || n.Id == "" {
@@ -67,10 +68,10 @@ func nodeIdentity(v wire.Variant, node []byte) (id lastgood.Identity, ok bool) {
 	return lastgood.Identity{Node: n.Id, Cluster: n.Cluster, Protocol: v.String()}, true
 }
 
-// recordResponse records that a control plane sent the response r. m is its message, or nil if the response is not from
-// a control plane. It closes the snapshot, because the control plane now serves Envoy. It returns a reference to m for
-// the store, which stores it if Envoy accepts the response, or nil if the response must not be stored. The caller holds
-// mu.
+// recordResponse records the response r of a control plane, whose message is m. If m is nil, it does nothing: the
+// response is not from a control plane, or must not be stored. Otherwise it closes the snapshot, because the control
+// plane now serves Envoy. It returns a reference to m, which the store saves if Envoy accepts the response. It returns
+// nil if nothing is stored for this client. The caller holds mu.
 func (s *session) recordResponse(r wire.Response, m *wire.Message) *wire.Message {
 	if m == nil {
 		return nil
@@ -115,7 +116,8 @@ func (s *session) recordRequest(h requestInfo) {
 	}
 }
 
-// recordReply records that Envoy ACKed or NACKed a response, and which names Envoy no longer requests.
+// recordReply notifies the recording which resources Envoy accepted or rejected with the request h, and which names
+// Envoy no longer requests.
 func (s *session) recordReply(h requestInfo) {
 	r := s.record.recording
 	if m := h.repliedTo.message; m != nil {
@@ -139,7 +141,8 @@ func (s *session) recordReply(h requestInfo) {
 // listeners, a response may contain only the changed resources.
 func isFullState(typeURL string) bool { return typeURL == clusterType || typeURL == listenerType }
 
-// typesToPrune returns the types whose files may contain resources that Envoy no longer has.
+// typesToPrune returns the types whose files may contain resources that Envoy no longer has. It omits SotW types of
+// which each response replaces the whole file.
 func (s *streamState) typesToPrune() (types []string) {
 	for typeURL := range s.types {
 		if s.proto == wire.Delta || !isFullState(typeURL) {
@@ -165,7 +168,8 @@ func (s *session) isInUse(typeURL, name string) bool {
 }
 
 // rejectedNames returns the names of the resources that a NACK reports as rejected. isPartial reports whether Envoy
-// accepted the rest of the response. Envoy does so only for clusters and listeners in delta.
+// accepted the other resources of the response. Envoy does so only for clusters and listeners in delta. For other
+// NACKs, and if the reason may be truncated, rejectedNames returns nil and false.
 func rejectedNames(v wire.Variant, h requestInfo) (bad []string, isPartial bool) {
 	if h.reply != nack || v != wire.Delta || !isFullState(h.TypeURL) || len(h.Reason) >= wire.MaxString || strings.HasSuffix(h.Reason, "(truncated)") {
 		return nil, false
@@ -178,7 +182,7 @@ func rejectedNames(v wire.Variant, h requestInfo) (bad []string, isPartial bool)
 	return bad, len(bad) > 0 && len(bad) < len(h.repliedTo.Resources)
 }
 
-// confirmUpToDate records in the store that Envoy's configuration is currently that of the control plane.
+// confirmUpToDate records in the store that Envoy has the current configuration of the control plane.
 func (s *session) confirmUpToDate() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,8 +16,9 @@ import (
 // It does not split SotW responses with clusters or listeners, because one response must contain all of them.
 const maxStoredResponse = 1 << 20
 
-// maxLoadWait limits how long a session waits for the store before it uses a connection to a control plane. The wait is
-// limited because the disk may hang.
+// maxLoadWait limits how long a session waits for the snapshot from the store. Meanwhile the session uses no connection
+// to a control plane, because it cannot receive the snapshot while an upstream stream runs. The wait is limited because
+// the disk may hang.
 const maxLoadWait = 5 * time.Second
 
 // maxSilenceDoublings limits how often SilenceTimeout doubles. It doubles after each silent upstream stream.
@@ -43,8 +44,8 @@ func (s *session) loadIfDue() <-chan time.Time {
 	return nil
 }
 
-// serveLastGood sends the last accepted configuration to Envoy. It does not if a control plane has sent everything
-// meanwhile. snapshot is nil if nothing is stored.
+// serveLastGood sends the last accepted configuration to Envoy. It sends nothing if snapshot is nil or empty, or if
+// Envoy has meanwhile accepted everything that it requested.
 func (s *session) serveLastGood(snapshot *lastgood.Snapshot) error {
 	s.mu.Lock()
 	k := &s.record
@@ -75,14 +76,16 @@ func (s *session) serveLastGood(snapshot *lastgood.Snapshot) error {
 	return nil
 }
 
-// needsLastGood reports whether Envoy needs the last accepted configuration. It does if it started without
-// configuration, and no control plane has sent everything that it requested. The caller holds mu.
+// needsLastGood reports whether Envoy needs the last accepted configuration: Envoy started without configuration, and
+// has not accepted everything that it requested. It returns false if the session has already requested the snapshot, or
+// if the relay stores nothing for this client. The caller holds mu.
 func (s *session) needsLastGood() bool {
 	k := &s.record
 	return s.store != nil && k.isIdentified && !k.hadConfig && !k.isLoaded && !k.isComplete
 }
 
-// serveFromLastGood responds to a request of Envoy with stored resources. It is called while no control plane responds.
+// serveFromLastGood responds to the request h of Envoy with stored resources. It is called until a control plane
+// responds. If sending fails, it cancels the session.
 func (s *session) serveFromLastGood(h requestInfo) {
 	names := h.Subscribe
 	if h.first || s.proto == wire.SotW {
@@ -213,7 +216,7 @@ func (c *storedResponse) appendPiece(piece []byte) {
 	c.size += len(piece)
 }
 
-// finish adds the remaining fields and sets the message.
+// finish appends the remaining fields (version, type URL and nonce) to pieces, and sets message to all pieces.
 func (c *storedResponse) finish(typeURL, version, nonce string) {
 	c.TypeURL, c.Version, c.Nonce = typeURL, version, nonce
 	tail := wire.AppendText(nil, wire.ResponseVersion, version)
@@ -222,8 +225,9 @@ func (c *storedResponse) finish(typeURL, version, nonce string) {
 	c.message = &wire.Message{Data: c.pieces}
 }
 
-// expandNames returns the names of all stored resources of a type that Envoy requests. It replaces a wildcard by the
-// names.
+// expandNames returns the names for a response with everything that Envoy requests of the type t. These are the
+// requested names and, if Envoy requests all resources, the names of all stored ones. A delta response reports names
+// that are not stored as removed (see addResource).
 func (s *streamState) expandNames(t *typeState, snapshot *lastgood.Snapshot) []string {
 	_, hasWildcard := t.names[wire.Wildcard]
 	v, names := s.proto, sortedKeys(t.names)
@@ -261,9 +265,10 @@ func (t *typeState) extraNames(snapshot *lastgood.Snapshot) (names []string) {
 }
 
 // monitorSilence cancels an upstream stream with errSilent if a response for which Envoy waits does not arrive in time.
-// It does so only while Envoy has no listeners, and only if the last accepted configuration or another control plane is
-// available. If a response arrives slowly, monitorSilence restarts the stream once, so that Envoy receives the last
-// accepted configuration meanwhile. The caller must call stop when the stream ends.
+// It does so only while Envoy, which started without configuration, has no listeners. In addition, the session must
+// need the last accepted configuration, or there must be another control plane. If a response arrives slowly,
+// monitorSilence restarts the stream once, so that Envoy receives the last accepted configuration meanwhile. The caller
+// must call stop when the stream ends.
 func (s *session) monitorSilence(a *upstreamStream, cancel context.CancelCauseFunc) (stop func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -278,7 +283,7 @@ func (s *session) monitorSilence(a *upstreamStream, cancel context.CancelCauseFu
 		}
 		quiet := uptime() - time.Duration(a.lastHeard.Load())
 		awaited := s.state.isAwaitingResponse()
-		if wait := p.remaining(quiet, int(a.lease.received.Load()), awaited); wait > 0 {
+		if wait := p.checkSilence(quiet, int(a.lease.received.Load()), awaited); wait > 0 {
 			if quiet >= p.timeout && awaited && s.restartSlowStream(cancel) {
 				return
 			}

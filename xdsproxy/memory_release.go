@@ -24,7 +24,7 @@ type memoryReleaser struct {
 	timer *time.Timer
 }
 
-// observe schedules a release if the message is large. It postpones a release that is already scheduled.
+// observe schedules a release if a message of size bytes is large. It postpones a release that is already scheduled.
 func (m *memoryReleaser) observe(size int) {
 	if size < largeMessage {
 		return
@@ -48,6 +48,6 @@ func (m *memoryReleaser) stop() {
 }
 
 func releaseMemory() {
-	runtime.GC() // A sync.Pool drops unused buffers only at the second collection. FreeOSMemory does that one.
+	runtime.GC() // FreeOSMemory collects again: a sync.Pool drops unused buffers only at the second collection.
 	debug.FreeOSMemory()
 }

@@ -26,7 +26,8 @@ type ResourceNack struct {
 	Last   time.Time `json:"last"`
 }
 
-// rejectResources records the resources that Envoy names in the reason of a NACK.
+// rejectResources records the resources of the response about that Envoy names in the reason of a NACK. It records at
+// most maxRejected resources per type.
 func (a *typeTracker) rejectResources(about wire.Response, reason string, now time.Time) {
 	for _, m := range findMentions(about.Resources, reason) {
 		n := a.rejected[m.Name]
@@ -45,7 +46,8 @@ func (a *typeTracker) rejectResources(about wire.Response, reason string, now ti
 	}
 }
 
-// acceptResources deletes the recorded NACKs of the resources that an accepted response contains or removes.
+// acceptResources deletes the recorded NACKs of the resources that the accepted response about contains or removes. In
+// SotW, it deletes the NACKs of all resources of the type.
 func (a *typeTracker) acceptResources(v wire.Variant, about wire.Response) {
 	if len(a.rejected) == 0 {
 		return
@@ -87,7 +89,8 @@ type nackLogLimiter struct {
 	suppressed  int
 }
 
-// allow reports whether to log a NACK, and how many NACKs were not logged since the last logged one.
+// allow reports in ok whether to log a NACK. suppressed is the number of NACKs that were not logged since the last
+// logged one.
 func (s *nackLogLimiter) allow(reason string, now time.Time) (suppressed int, ok bool) {
 	if now.Sub(s.windowStart) >= nackLogInterval || now.Before(s.windowStart) {
 		s.windowStart, s.logged = now, 0

@@ -32,8 +32,8 @@ type Relay struct {
 	upstream               *upstream
 	appHealth, degradation reportedHealth
 	localTypes             map[string]LocalType
-	// store stores the last accepted configuration while Run runs; nil if that is not configured. lastGoodServed counts
-	// how often an Envoy received the last accepted configuration.
+	// store stores the last accepted configuration while Run runs; nil if no directory is configured. lastGoodServed
+	// counts how often an Envoy received the last accepted configuration.
 	store          atomic.Pointer[lastgood.Store]
 	lastGoodServed atomic.Uint64
 	nonces         atomic.Uint64

@@ -19,10 +19,10 @@ type silenceDetector struct {
 	received int // bytes received at the last check after the timeout
 }
 
-// remaining returns the time after which the caller must call it again, or 0 if the control plane is silent. quiet is
-// the time since the last complete response, arrived the number of bytes received so far, and awaited whether Envoy
-// awaits a response. The caller must call it at most once per timeout, unless a complete response arrived.
-func (p *silenceDetector) remaining(quiet time.Duration, arrived int, awaited bool) time.Duration {
+// checkSilence returns the time until the next call of checkSilence, or 0 if the control plane is silent. quiet is the
+// time since the last complete response. arrived is the number of bytes received so far. awaited reports whether Envoy
+// waits for a response. Before the timeout has passed again, the caller may call it only after a complete response.
+func (p *silenceDetector) checkSilence(quiet time.Duration, arrived int, awaited bool) time.Duration {
 	if quiet < p.timeout {
 		return p.timeout - quiet
 	}

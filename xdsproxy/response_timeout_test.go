@@ -10,7 +10,7 @@ import (
 func TestControlPlaneThatIsSlowIsNotSilent(t *testing.T) {
 	p := silenceDetector{timeout: 3 * time.Second}
 	for at := 3 * time.Second; at < 10*time.Minute; at += 3 * time.Second {
-		if again := p.remaining(at, int(at/time.Second)*10_000, true); again != p.timeout {
+		if again := p.checkSilence(at, int(at/time.Second)*10_000, true); again != p.timeout {
 			t.Fatalf("after %v the next check is in %v", at, again)
 		}
 	}
@@ -31,7 +31,7 @@ func TestControlPlaneWithoutDataIsSilent(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := silenceDetector{timeout: 3 * time.Second, received: one.before}
-			if again := p.remaining(one.quiet, one.arrived, one.awaited); again != one.again {
+			if again := p.checkSilence(one.quiet, one.arrived, one.awaited); again != one.again {
 				t.Errorf("the next check is in %v, want %v", again, one.again)
 			}
 		})

@@ -119,7 +119,7 @@ func (a *upstreamStream) rewrite(rewrite Rewriter, job rewriteJob) error {
 	return nil
 }
 
-// rejectResponse sends a NACK for a response that the relay does not send to Envoy.
+// rejectResponse sends a NACK to the control plane for a response that the relay does not send to Envoy.
 func (a *upstreamStream) rejectResponse(job rewriteJob, reason error) {
 	a.tracker.recordResponse(job.Response, job.message.Data.Len())
 	a.tracker.recordRequest(a.proto, wire.Request{TypeURL: job.TypeURL, Nonce: job.Nonce, Rejected: true, Reason: reason.Error()}, job.Response)

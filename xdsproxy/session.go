@@ -64,8 +64,8 @@ type session struct {
 	sendMu sync.Mutex
 }
 
-// serve handles one stream of Envoy. Other goroutines send to Envoy: if Envoy does not read, a Send returns only when
-// serve has returned, so serve must not send itself.
+// serve handles one stream of Envoy. It must not send to Envoy itself: if Envoy does not read, a Send blocks until
+// serve has returned. Other goroutines therefore send.
 func (r *Relay) serve(v wire.Variant, stream grpc.ServerStream) error {
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)
@@ -228,8 +228,9 @@ func (s *session) hasRequestedListeners() bool {
 	return s.state.listenersRequested
 }
 
-// processRequest records a request of Envoy. It returns the message to send upstream, or nil if there is nothing to
-// send.
+// processRequest records the request f of Envoy. While the relay serves the last accepted configuration, it also
+// responds to f. It returns the message to send upstream, or nil if there is nothing to send. connected reports whether
+// an upstream stream is open.
 func (s *session) processRequest(f *wire.Message, connected bool) *wire.Message {
 	s.tap(envoySide, controlPlaneSide, f)
 	s.mu.Lock()

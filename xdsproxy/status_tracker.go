@@ -54,7 +54,7 @@ type statusTracker struct {
 	// is the PID of the last stream.
 	envoys  map[int32]*envoyState
 	process int32
-	// events and nacks are the latest events.
+	// events contains the latest events, and nacks the latest NACKs.
 	events, nacks ring
 }
 
@@ -157,7 +157,8 @@ func (l *statusTracker) recordStreamEnd(address string, err error) {
 
 func (l *statusTracker) recordEnvoyStreamEnd(err error) { l.metrics.countEnd(l.metrics.envoyEnds, err) }
 
-// errorText returns the text of an error without the prefix that gRPC adds.
+// errorText returns the text of err without gRPC's prefix "rpc error:". It begins with the status code, except for
+// Unavailable and Unknown.
 func errorText(err error) string {
 	if s, ok := status.FromError(err); ok && s.Code() != codes.OK {
 		if s.Code() == codes.Unavailable || s.Code() == codes.Unknown {
@@ -277,8 +278,8 @@ func (a *typeTracker) reject(r wire.Request, about wire.Response, now time.Time)
 	a.LastNack = &Nack{Time: now, Reason: r.Reason, Version: version}
 }
 
-// acknowledge records an ACK. It returns false if the request is not an ACK. If a request contains the nonce of a
-// response that Envoy has already accepted, it only changes the subscription.
+// acknowledge records an ACK. It returns false if r contains the nonce of a response that is no longer pending. Such a
+// request only changes the subscription.
 func (a *typeTracker) acknowledge(r wire.Request, now time.Time) bool {
 	version, ok := a.removePending(r.Nonce)
 	if !ok {
@@ -291,7 +292,7 @@ func (a *typeTracker) acknowledge(r wire.Request, now time.Time) bool {
 }
 
 // removePending removes the response with this nonce, and all earlier ones, from the pending responses. It returns the
-// version of the response with this nonce.
+// version of the response with this nonce. ok is false if there is none.
 func (a *typeTracker) removePending(nonce string) (version string, ok bool) {
 	for i, s := range a.pending {
 		if s.nonce == nonce {

@@ -120,8 +120,9 @@ func (s *streamState) processRequest(f *wire.Message, connected bool) (forward *
 	return s.adaptRequest(f, t, h), h, nil
 }
 
-// adaptRequest returns the request with the nonce that the current control plane sent. It returns nil if the request is
-// only about an earlier control plane's response.
+// adaptRequest returns the message to send upstream for the request f, with the nonce of the current control plane. If
+// f replies to a response of an earlier control plane, the message contains only the subscription. adaptRequest returns
+// nil if such a request does not change the subscription.
 func (s *streamState) adaptRequest(f *wire.Message, t *typeState, h requestInfo) *wire.Message {
 	epoch, nonce := splitNonce(h.Nonce)
 	switch {
@@ -139,8 +140,8 @@ func (s *streamState) adaptRequest(f *wire.Message, t *typeState, h requestInfo)
 	return subscriptionRequest(h.Request)
 }
 
-// ensureType returns the state of a type, and creates it if necessary. It returns nil if there are already maxTypes
-// types.
+// ensureType returns the state of a type. If necessary, it creates the state, and first is true. It returns nil if
+// there are already maxTypes types.
 func (s *streamState) ensureType(typeURL string) (t *typeState, first bool) {
 	t = s.types[typeURL]
 	if t != nil || len(s.types) >= maxTypes {
@@ -195,7 +196,7 @@ func (t *typeState) removeName(name string) {
 	delete(t.names, name)
 }
 
-// markResolved records that Envoy has accepted the resource with the name, or its removal.
+// markResolved records that Envoy has accepted the resource called name, or its removal.
 func (t *typeState) markResolved(name string) {
 	if resolved, ok := t.names[name]; ok && !resolved {
 		t.names[name] = true
@@ -233,7 +234,8 @@ func (t *typeState) replaceNames(names []string) (changed bool, dropped []string
 	return changed || len(dropped) > 0, dropped
 }
 
-// resolvePending removes the response that a request ACKs or NACKs from the pending responses, and returns it.
+// resolvePending removes the response that r ACKs or NACKs from the pending responses, and returns it. In SotW, it also
+// removes the earlier responses. It returns noReply if r does not reply to a pending response.
 func (s *streamState) resolvePending(t *typeState, r wire.Request) (replyKind, pendingResponse) {
 	if r.Nonce == "" {
 		return noReply, pendingResponse{}
@@ -243,13 +245,13 @@ func (s *streamState) resolvePending(t *typeState, r wire.Request) (replyKind, p
 		return noReply, pendingResponse{}
 	}
 	p := t.pending[i]
-	from := i
-	// Envoy does not reply to the earlier responses, so it is unknown whether it accepted them.
+	start := i
+	// Envoy does not reply to the earlier responses, so the relay does not know whether Envoy accepted them.
 	if s.proto == wire.SotW {
-		from = 0
+		start = 0
 		s.supersede(t.pending[:i])
 	}
-	t.pending = slices.Delete(t.pending, from, i+1)
+	t.pending = slices.Delete(t.pending, start, i+1)
 	if p.message != nil {
 		s.pendingBytes -= p.message.Data.Len()
 	}
@@ -261,7 +263,8 @@ func (s *streamState) resolvePending(t *typeState, r wire.Request) (replyKind, p
 	return ack, p
 }
 
-// supersede marks pending responses as responses to which Envoy will not reply.
+// supersede records pending responses to which Envoy will not reply. It omits responses without a message, because they
+// are not stored.
 func (s *streamState) supersede(responses []pendingResponse) {
 	for _, p := range responses {
 		if p.message != nil {
@@ -286,7 +289,7 @@ func (t *typeState) accept(v wire.Variant, r wire.Response) {
 }
 
 // reject marks the versions of the response's resources as unknown: if Envoy rejects a response, it still uses the
-// valid clusters and listeners in it.
+// valid clusters and listeners in it. In SotW it does nothing, because resources have no versions.
 func (t *typeState) reject(v wire.Variant, r wire.Response) {
 	if v == wire.SotW {
 		return

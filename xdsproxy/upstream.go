@@ -105,7 +105,8 @@ func (u *upstream) waitRetry(ctx context.Context) {
 	}
 }
 
-// resetBackoff resets the backoff and the start of the outage.
+// resetBackoff sets the backoff to its minimum delay and its limit to MaxRetry. The next failure to connect then starts
+// a new outage.
 func (u *upstream) resetBackoff() {
 	u.unreachableSince = time.Time{}
 	u.unreachableBackoff.Max = u.config.MaxRetry
@@ -120,8 +121,8 @@ func (u *upstream) wakeUp() {
 	}
 }
 
-// connection is the result of an attempt to connect. It is an error, or a connection to a server that has a valid
-// certificate and speaks HTTP/2.
+// connection is the result of an attempt to connect to target. Either err is set, or conn is connected to a server that
+// has a valid certificate and speaks HTTP/2.
 type connection struct {
 	conn   *grpc.ClientConn
 	target target
@@ -174,7 +175,7 @@ func (u *upstream) connectAny(ctx context.Context) (connection, error) {
 	}
 }
 
-// nextResult waits for the next result of connect. If more is true, there are more targets, and it waits at most for
+// nextResult waits for the next result of connect. If more is true, further targets remain, and it waits at most for
 // stagger. ok is false if there was no result in that time.
 func nextResult(results <-chan connection, more bool, stagger time.Duration) (c connection, ok bool) {
 	if !more {
@@ -230,8 +231,8 @@ func (c connection) waitClosed(ctx context.Context) {
 	}
 }
 
-// offerLease waits until a session accepts the lease, and returns true. It returns false if before that the connection
-// is closed or ctx ends.
+// offerLease waits until a session accepts the lease l, and returns true. If the connection is closed or ctx ends
+// first, it returns false.
 func (u *upstream) offerLease(ctx context.Context, l *lease, closed <-chan struct{}) bool {
 	u.tracker.markReachable(l.address)
 	select {
@@ -267,7 +268,7 @@ func (u *upstream) connect(ctx context.Context, t target) connection {
 // minutes.
 const maxPingSlowdown = 64
 
-// interval returns how long gRPC waits for data before it sends a ping.
+// interval returns the keepalive interval: how long gRPC waits for data before it sends a ping.
 func (u *upstream) interval() time.Duration {
 	return u.config.KeepaliveInterval * time.Duration(max(u.pingSlowdown.Load(), 1))
 }

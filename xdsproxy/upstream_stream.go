@@ -15,8 +15,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
-// acceptedAfter is a duration. If an upstream stream is open for longer, the control plane has accepted it, even if
-// there was no response.
+// acceptedAfter is the time after which an open upstream stream counts as accepted by the control plane, even without a
+// response.
 const acceptedAfter = time.Second
 
 // upstreamStream is one stream to a control plane that serves a session.
@@ -188,8 +188,8 @@ func (a *upstreamStream) markHeard() {
 	}
 }
 
-// receiveOffers returns a channel. It receives the values of OfferHeader when the control plane's response headers
-// arrive.
+// receiveOffers returns a channel that receives the values of OfferHeader when the response headers of the control
+// plane arrive.
 func (a *upstreamStream) receiveOffers() <-chan []string {
 	offers := make(chan []string, 1)
 	a.relay.streams.Go(func() {

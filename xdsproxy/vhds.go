@@ -15,14 +15,14 @@ const (
 // resource name before the last slash.
 func routeName(host string) string { return host[:max(0, strings.LastIndexByte(host, '/'))] }
 
-// virtualHosts returns the names of stored virtual hosts: those of the route configurations that Envoy requests. If
-// only is not nil, it returns only virtual hosts of these route configurations.
+// virtualHosts returns the names of the stored virtual hosts of routes. It ignores route configurations that Envoy does
+// not request. If routes is nil, it returns the virtual hosts of all route configurations that Envoy requests.
 //
 // Envoy subscribes to the virtual hosts of all route configurations at once (VHDS). It ignores virtual hosts that
 // arrive before their route configuration, and each route configuration waits for its virtual hosts. If a route
 // configuration has no virtual hosts, the result contains a name that is not stored. The response reports this name as
 // removed, which ends the wait.
-func (s *streamState) virtualHosts(only []string, snapshot *lastgood.Snapshot) (names []string) {
+func (s *streamState) virtualHosts(routes []string, snapshot *lastgood.Snapshot) (names []string) {
 	t := s.types[routeConfigType]
 	if t == nil {
 		return nil
@@ -31,10 +31,10 @@ func (s *streamState) virtualHosts(only []string, snapshot *lastgood.Snapshot) (
 	for _, name := range snapshot.Names(virtualHostType) {
 		byRoute[routeName(name)] = append(byRoute[routeName(name)], name)
 	}
-	if only == nil {
-		only = sortedKeys(t.names)
+	if routes == nil {
+		routes = sortedKeys(t.names)
 	}
-	for _, route := range only {
+	for _, route := range routes {
 		if _, ok := t.names[route]; !ok {
 			continue
 		}

@@ -20,7 +20,7 @@ const (
 	statusCode, statusText                                             uint64 = 1, 2
 )
 
-// NonceField returns the field number of response_nonce in a request.
+// NonceField returns the field number of response_nonce in a request of the variant v.
 func NonceField(v Variant) int {
 	if v == Delta {
 		return DeltaNonce
@@ -31,7 +31,7 @@ func NonceField(v Variant) int {
 // NewMessage returns a message that consists of the encoded bytes. It does not copy them.
 func NewMessage(b []byte) *Message { return &Message{Data: mem.BufferSlice{mem.SliceBuffer(b)}} }
 
-// AppendText appends a text field.
+// AppendText appends a field of type string.
 func AppendText(b []byte, field int, text string) []byte {
 	b = protowire.AppendTag(b, protowire.Number(field), protowire.BytesType)
 	return protowire.AppendString(b, text)

@@ -55,8 +55,8 @@ func (m *Message) Share() *Message {
 	return &Message{Data: m.Data}
 }
 
-// WithField returns the message with a text field set. It appends the field, because protobuf decoders use the last
-// occurrence of a field.
+// WithField returns a message in which the string field has the value text; m is unchanged. It appends the field,
+// because protobuf decoders use the last occurrence of a field.
 func (m *Message) WithField(field int, text string) *Message {
 	shared := m.Share()
 	data := make(mem.BufferSlice, 0, len(shared.Data)+1)

@@ -157,8 +157,8 @@ func ParseResource(v Variant, c *Cursor, length int) (Resource, error) {
 	return r, err
 }
 
-// parseAny reads the name of the resource in an Any. In all of Envoy's resource types, the name is field 1. It returns ""
-// if the content does not start with this field.
+// parseAny returns the name of the resource in an Any: its field 1, which contains the name in all of Envoy's resource
+// types. It returns "" if the content does not start with this field.
 func parseAny(c *Cursor, length int) (name string, err error) {
 	err = c.message(length, func(number protowire.Number, length int) error {
 		if number != 2 || length == 0 {
