@@ -151,7 +151,7 @@ func (x *index) find(name string) (match, bool) {
 	return match{}, false
 }
 
-// unexpanded returns the name without the first search domain, or "" if it does not end in it.
+// unexpanded returns the name without the first search domain, or "" if the name does not end in this domain.
 func (x *index) unexpanded(name string) string {
 	if x.expand == "" {
 		return ""

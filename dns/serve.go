@@ -143,7 +143,8 @@ func (s *Server) serveTCP(ctx context.Context, listener *net.TCPListener) error 
 	}
 }
 
-// admit adds a connection to the limiter. It returns nil if the client's address is not allowed or the limiter is full.
+// admit adds a connection to limit, which may close an idle connection for it. admit returns nil if the client's
+// address is not allowed, or if the limit is reached and all connections have pending queries.
 func (s *Server) admit(conn *net.TCPConn, limit *connLimit) *clientConn {
 	if !s.guard.admits(conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()) {
 		s.metrics.dropped.WithLabelValues(dropSource).Inc()

@@ -70,8 +70,9 @@ func (d deniedLists) findUncovered(roots []byte, others revocations, now time.Ti
 }
 
 // addDenied returns the lists to send with roots: the lists of the CRL file and, if every root has a list, the lists of
-// the control plane. Otherwise it sets s.denyProblem. leafOnly is true if only the control plane's lists are sent.
-// These may lack lists for intermediate CAs, so Envoy must check only the leaf certificate. The caller holds s.mu.
+// the control plane. If it omits the latter, s.denyProblem states why; otherwise s.denyProblem is empty. leafOnly is
+// true if only the control plane's lists are sent. These may lack lists for intermediate CAs, so Envoy must check only
+// the leaf certificate. The caller holds s.mu.
 func (s *store) addDenied(roots []byte) (lists []byte, leafOnly bool) {
 	lists = s.extras.revoked.text
 	problem := ""
