@@ -50,7 +50,7 @@ func assemble(c Config) (*bootstrapv3.Bootstrap, *anyBuilder, error) {
 		OverloadManager:     overloadManager(c, a),
 		Admin:               &bootstrapv3.Admin{Address: c.adminListener(), ProfilePath: profilePath},
 		ClusterManager:      clusterManager(c, a),
-		// Envoy then creates the statistics of a cluster's traffic only when the first request uses the cluster.
+		// Envoy creates the statistics of a cluster's traffic only when the first request uses the cluster.
 		DeferredStatOptions: &bootstrapv3.Bootstrap_DeferredStatOptions{EnableDeferredCreationStats: true},
 		//lint:ignore SA1019 control planes, such as Istio's, expect the tracer in the bootstrap
 		Tracing:          httpTracing(c, a),

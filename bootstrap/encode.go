@@ -63,7 +63,7 @@ func (e *encoder) field(fields map[string]any, f reflect.StructField, v reflect.
 		}
 		return
 	}
-	if name := protoName(f); name != "" && !unset(v) {
+	if name := protoName(f); name != "" && !isUnset(v) {
 		fields[name] = e.value(v)
 	}
 }
@@ -78,9 +78,9 @@ func protoName(f reflect.StructField) string {
 	return ""
 }
 
-// unset reports whether a field has no value, or the zero value of its type. Protobuf distinguishes these two only for
-// pointers.
-func unset(v reflect.Value) bool {
+// isUnset reports whether protobuf omits the field: it has no value, or the zero value of its type. A pointer to a zero
+// value is not omitted.
+func isUnset(v reflect.Value) bool {
 	switch v.Kind() {
 	case reflect.Slice, reflect.Map:
 		return v.Len() == 0

@@ -70,8 +70,8 @@ func (c Config) metricsAddresses() []string {
 	return c.openAddresses()
 }
 
-// forwardingListener returns the listener of a port. Its name is that in Istio's bootstrap. The overload manager does
-// not affect it, so it responds even when Envoy sheds load.
+// forwardingListener returns the listener of a port, with the same name as in Istio's bootstrap. The overload manager
+// does not affect it, so it responds even when Envoy sheds load.
 func forwardingListener(c Config, a *anyBuilder, p port) *listenerv3.Listener {
 	chain := &listenerv3.FilterChain{Filters: []*listenerv3.Filter{{
 		Name: "envoy.filters.network.http_connection_manager",

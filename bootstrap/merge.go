@@ -62,7 +62,7 @@ func mergeMessage(old, value any, m protoreflect.MessageDescriptor) any {
 
 // mergePacked merges change into base, a message in an Any. If change contains a type URL, it replaces base.
 func mergePacked(base, change tree) any {
-	if _, anew := change[typeField]; anew {
+	if _, hasType := change[typeField]; hasType {
 		return change
 	}
 	if m := packedDescriptor(base); m != nil {
@@ -71,8 +71,8 @@ func mergePacked(base, change tree) any {
 	return mergeStruct(base, change)
 }
 
-// mergeStruct merges objects without a schema by their top-level keys. Like Envoy, it replaces the value of a key as a
-// whole. null removes the key.
+// mergeStruct merges objects without a schema by their top-level keys. Like Envoy, it replaces the value of a key, even
+// if the value is an object. null removes the key.
 func mergeStruct(base, change tree) tree {
 	for key, value := range change {
 		if value == nil {
@@ -109,7 +109,8 @@ func mergeList(old, value any, m protoreflect.MessageDescriptor) any {
 	return base
 }
 
-// indexOfSameName returns the index of the list's entry with the same name, or -1.
+// indexOfSameName returns the index of the element of list that has the same name as entry. It returns -1 if there is
+// none, or if the type m has no name field.
 func indexOfSameName(list []any, entry any, m protoreflect.MessageDescriptor) int {
 	if m == nil || m.Fields().ByTextName("name") == nil {
 		return -1

@@ -105,15 +105,15 @@ func canonicalService(c Config) string {
 	return anonymousCluster
 }
 
-// nodeLocality parses region/zone/subzone from the labels, or else from otherwise. In a label, the separators may be
-// dots, because label values cannot contain slashes.
-func nodeLocality(labels map[string]string, otherwise string) *corev3.Locality {
+// nodeLocality parses region/zone/subzone from the locality labels, or from fallback if there are none. It returns nil
+// if both are empty. In a label, the separators may be dots, because label values cannot contain slashes.
+func nodeLocality(labels map[string]string, fallback string) *corev3.Locality {
 	text := labels[localityLabelV2]
 	if text == "" {
 		text = labels[localityLabel]
 	}
 	if text == "" {
-		text = otherwise
+		text = fallback
 	}
 	if text == "" {
 		return nil
@@ -125,15 +125,17 @@ func nodeLocality(labels map[string]string, otherwise string) *corev3.Locality {
 	return &corev3.Locality{Region: parts[0], Zone: parts[1], SubZone: parts[2]}
 }
 
-// filesMetadata notifies the control plane that the cluster filesCluster serves the secrets in files.
+// filesMetadata is the metadata entry that notifies the control plane that the cluster filesCluster serves the secrets
+// in files.
 const filesMetadata = "file-credential"
 
-// unpackMetadata informs the control plane that the metrics may have packed labels, because every reader of Envoy's
-// statistics reads them through the agent, which unpacks them.
+// unpackMetadata is the metadata entry that permits the control plane to pack all labels of a metric into one. Every
+// reader of Envoy's statistics then reads them through the agent, which unpacks the labels.
 const unpackMetadata = "PILOTFISH_UNPACKS_LABELS"
 
-// unpacksLabels reports whether the agent serves Envoy's Prometheus ports. The user can disable it in the metadata. A
-// statistics sink and a custom bootstrap are readers that would receive packed labels.
+// unpacksLabels reports whether all readers of Envoy's statistics read them through the agent, which unpacks labels. It
+// returns false for a statistics sink and for a custom bootstrap, whose readers would receive packed labels. The user's
+// unpackMetadata overrides the result.
 func (c Config) unpacksLabels() bool {
 	if text, ok := c.Metadata[unpackMetadata]; ok {
 		wanted, _ := strconv.ParseBool(fmt.Sprint(text))

@@ -61,7 +61,7 @@ func customizedTree(c Config) (result tree, warnings []string, err error) {
 	return result, unknown, nil
 }
 
-// forbidPackedLabels informs the control plane that not all readers of the statistics can unpack labels.
+// forbidPackedLabels deletes unpackMetadata from the node, because not all readers of the statistics can unpack labels.
 func forbidPackedLabels(t tree) {
 	if node, ok := t["node"].(tree); ok {
 		if metadata, ok := node["metadata"].(tree); ok && metadata[unpackMetadata] == "true" {

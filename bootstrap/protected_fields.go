@@ -95,7 +95,7 @@ func addProtected(custom, own tree) {
 }
 
 // moveAdmin changes the address of the admin interface in a custom bootstrap from the default port to AdminSocket. It
-// also changes the clusters that connect to it. Bootstraps for Istio's agent contain the port.
+// also changes the clusters that connect to that port. Bootstraps for Istio's agent contain the port.
 func (c Config) moveAdmin(custom, own tree) {
 	if c.AdminSocket == "" {
 		return
@@ -163,7 +163,7 @@ func usesAgentCluster(t tree) bool {
 		treeAt(resources, "lds_config")["ads"] != nil && treeAt(resources, "cds_config")["ads"] != nil
 }
 
-// fill copies fields from own[object] to custom[object] that are missing there.
+// fill copies those fields from own[object] that are missing in custom[object].
 func fill(custom, own tree, object string, fields ...string) {
 	into, ok := custom[object].(tree)
 	if !ok {

@@ -48,15 +48,16 @@ func defaultRuntime(c Config) map[string]*structpb.Value {
 		flags[allocatedFlag] = structpb.NewBoolValue(true)
 	}
 	if c.TLSPolicy == tlspolicy.FIPS1402 {
-		// For clients of type google_grpc, which have no TLS parameters.
+		// The policy excludes TLS 1.3. Clients of type google_grpc have no TLS parameters, so only this flag restricts
+		// them.
 		flags[noTLS13Flag] = structpb.NewBoolValue(true)
 	}
 	return flags
 }
 
 // layeredRuntime returns the runtime layers in order of increasing precedence: the defaults, merged with the user's
-// values, and the admin interface. An empty value of the user removes a default. It removes the connection limit,
-// because the overload manager enforces that limit.
+// values, and the admin interface. An empty value of the user removes a default. layeredRuntime omits the connection
+// limit, because the overload manager enforces that limit.
 func layeredRuntime(c Config) *bootstrapv3.LayeredRuntime {
 	flags := defaultRuntime(c)
 	for name, value := range c.ProxyConfig.GetRuntimeValues() {

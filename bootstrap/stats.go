@@ -44,8 +44,9 @@ var drainSuffixes = []string{
 	"downstream_cx_active", "downstream_rq_active", "downstream_cx_tx_bytes_buffered", "downstream_cx_total", "downstream_rq_total",
 }
 
-// DrainOnlyStats returns the name suffixes of those statistics that only a drain needs, because the user's settings do
-// not select them. It returns nil for a customized bootstrap, whose statistics are unknown.
+// DrainOnlyStats returns "_" and the name suffix of each statistic that only a drain needs, because the user's settings
+// do not select it. It returns nil if the settings contain a regular expression, or a prefix of listener, HTTP or TCP
+// statistics. It also returns nil for a customized bootstrap, whose statistics are unknown.
 func DrainOnlyStats(c Config) []string {
 	if c.isCustomized() {
 		return nil
@@ -54,7 +55,8 @@ func DrainOnlyStats(c Config) []string {
 	prefixes := selectPatterns(c, annotationPrefixes, configured.GetInclusionPrefixes())
 	suffixes := selectPatterns(c, annotationSuffixes, configured.GetInclusionSuffixes())
 	regexps := selectPatterns(c, annotationRegexps, configured.GetInclusionRegexps())
-	// It is not analyzed which statistics a regular expression selects, or a prefix of these statistics.
+	// A regular expression, or a prefix such as "http.", may select some of these statistics. The function does not
+	// analyze which, and omits none.
 	if len(regexps) > 0 || slices.ContainsFunc(prefixes, isTrafficPrefix) {
 		return nil
 	}
@@ -229,8 +231,8 @@ const (
 	maxFlush     = 5 * time.Minute // exclusive
 )
 
-// flushInterval returns the interval between flushes of statistics in the annotation. It returns 0 if Envoy's default
-// applies.
+// flushInterval returns the interval from the annotation at which Envoy flushes statistics. It returns 0 if the
+// annotation is missing: Envoy's default then applies.
 func flushInterval(c Config) (time.Duration, error) {
 	flush, err := annotationDuration(c, annotationFlush)
 	if err == nil && flush != 0 && (flush < minFlush || flush >= maxFlush) {
@@ -239,8 +241,8 @@ func flushInterval(c Config) (time.Duration, error) {
 	return flush, err
 }
 
-// evictionInterval returns the interval in the annotation at which unused statistics are removed. It returns 0 if they
-// are not removed.
+// evictionInterval returns the interval from the annotation at which Envoy removes unused statistics. It returns 0 if
+// the annotation is missing: Envoy then removes none.
 func evictionInterval(c Config) (time.Duration, error) {
 	flush, _ := flushInterval(c)
 	flush = cmp.Or(flush, defaultFlush)

@@ -124,8 +124,8 @@ func tlsSocket(context proto.Message, a *anyBuilder) *corev3.TransportSocket {
 }
 
 // tlsParameters returns parameters that permit TLS 1.2 and 1.3 for clients and servers, unless the policy restricts
-// them. Envoy's default maximum for clients is 1.2. For a FIPS policy, it sets all parameters, because a standard Envoy
-// build is not restricted to FIPS.
+// them. Envoy's default maximum for clients is TLS 1.2. For a FIPS policy, it sets all parameters, because a standard
+// Envoy build is not restricted to FIPS.
 func tlsParameters(policy tlspolicy.Policy) *tlsv3.TlsParameters {
 	p := &tlsv3.TlsParameters{
 		TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_2,

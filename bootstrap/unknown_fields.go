@@ -65,7 +65,7 @@ func describeUnknownField(path, key string, m protoreflect.MessageDescriptor) st
 	return fmt.Sprintf("%s: unknown field; %s has no such field; the field has no effect", joinPath(path, key), m.FullName())
 }
 
-// joinPath appends a field to a path. At the first field, path is the file name, and the separator is ": ".
+// joinPath appends the field name key to path. If path is only a file name, the separator is ": ", otherwise ".".
 func joinPath(path, key string) string {
 	if strings.Contains(path, ": ") {
 		return path + "." + key
