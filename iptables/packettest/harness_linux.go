@@ -28,7 +28,15 @@ type Harness struct {
 	veth   *vethPair
 	farEnd *farEnd
 	sent   map[connection]bool
+	// lastPort is the offset of the last source port in the range of inbound packets.
+	lastPort int
 }
+
+// Inbound packets have a source port from this range, which is below the kernel's ephemeral ports.
+const (
+	firstSourcePort = 20000
+	sourcePorts     = 12000
+)
 
 // Open creates a Harness. A namespace has at most one Harness at a time. If there is one, Open waits until it is closed
 // or ctx ends.
@@ -37,7 +45,7 @@ func Open(ctx context.Context, cfg Config) (l *Harness, err error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	l = &Harness{cfg: cfg}
+	l = &Harness{cfg: cfg, lastPort: mathrand.IntN(sourcePorts)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.Close())
@@ -228,10 +236,13 @@ func familyOf(a netip.Addr) iptables.Families {
 	return iptables.IPv6
 }
 
-// freePort returns a source port that no other packet of this session uses.
+// freePort returns a source port that no other packet of this session uses. It also differs from the ports of previous
+// sessions as long as possible: to a packet with the same addresses and ports, the kernel would apply the redirection
+// of the previous connection.
 func (s *session) freePort(protocol byte) uint16 {
 	for {
-		port := uint16(20000 + mathrand.IntN(12000)) // below the kernel's ephemeral ports
+		s.lastPort = (s.lastPort + 1) % sourcePorts
+		port := uint16(firstSourcePort + s.lastPort)
 		if _, taken := s.byPort[flow{protocol, port}]; !taken {
 			return port
 		}

@@ -300,3 +300,18 @@ func TestBindRetriesWhilePortIsInUse(t *testing.T) {
 		t.Errorf("from a port that another socket uses, %v arrived: %v", got, err)
 	}
 }
+
+func TestSourcePortsOfSessionsDiffer(t *testing.T) {
+	h := &Harness{lastPort: sourcePorts - 5} // the range ends within the first session
+	used := map[uint16]bool{}
+	for range 3 {
+		s := &session{Harness: h, byPort: map[flow]*attempt{}}
+		for range 1000 {
+			port := s.freePort(protocolTCP)
+			if used[port] || port < firstSourcePort || port >= firstSourcePort+sourcePorts {
+				t.Fatalf("port %d is used twice or outside the range", port)
+			}
+			used[port], s.byPort[flow{protocolTCP, port}] = true, nil
+		}
+	}
+}
