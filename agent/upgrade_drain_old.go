@@ -282,7 +282,7 @@ func (t *upgradeRun) absorbParentMessages(next, old *envoyInstance) {
 	}
 	end, err := old.hotRestart.options(old.generation, 0).AbsorbParentMessages()
 	if err != nil {
-		t.Logger.Error("the new Envoy may abort because the old one has exited", "error", err)
+		t.Logger.Error("cannot receive the hot restart messages for the old Envoy, which has exited; the new Envoy may abort", "error", err)
 		return
 	}
 	if t.upgrades.goUntilClosed(func() { <-next.process.Done(); end() }) != nil {

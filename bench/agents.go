@@ -344,8 +344,8 @@ func (b *bench) podEnv(dir string) []string {
 	}
 }
 
-// startSecureIstiod starts istiod with the files of the mesh, TLS and certificates for the tokens of writePod. It
-// returns istiod's root certificates.
+// startSecureIstiod starts istiod with the configuration files of mesh. istiod serves xDS over TLS, and issues
+// certificates to clients with a token that writePod wrote. startSecureIstiod returns istiod's root certificates.
 func (b *bench) startSecureIstiod(ctx context.Context, mesh *planeMesh) (roots []byte, stop func(), err error) {
 	api := &emptyKubernetes{made: map[string]json.RawMessage{}}
 	address, err := api.serve(ctx)

@@ -95,7 +95,7 @@ Exit codes:
 	flags.StringVar(&cfg.TokenIssuer, "token-issuer", "", "issuer of exchanged tokens, such as https://mesh.example (default: the address of the token port)")
 	flags.StringVar(&cfg.MeshConfigFile, "mesh-config", "", "file of Istio's MeshConfig, in YAML")
 	flags.StringVar(&cfg.ConfigSourceTokenFile, "config-source-token-file", "", "file with a token that the control plane sends to the xds:// sources of the mesh configuration, over TLS")
-	flags.StringSliceVar(&cfg.DocumentReaders, "document-readers", nil, "identities of control planes that may read all Istio documents on the secure port: NAMESPACE/ACCOUNT or SPIFFE ID (default: none)")
+	flags.StringSliceVar(&cfg.DocumentReaders, "document-readers", nil, "identities of other control planes, which may read all Istio resources over the secure port (as their xds:// source): NAMESPACE/ACCOUNT or SPIFFE ID (default: none)")
 	flags.StringVar(&cfg.TrustDomain, "trust-domain", "", "trust domain of all identities (default: the mesh configuration's, or cluster.local)")
 	flags.BoolVar(&cfg.NamespaceGatewaySecrets, "namespace-gateway-secrets", false, "send a gateway's Secrets to every service account of the namespace that claims the gateway's labels, not only to accounts of known workloads that the Gateway selects")
 	authorityFlags(flags, &cfg.Authority)

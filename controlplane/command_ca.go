@@ -19,7 +19,7 @@ func authorityFlags(flags *pflag.FlagSet, c *AuthorityConfig) {
 	flags.DurationVar(&c.RotateBefore, "rotate-root-before", ca.DefaultRotateBefore, "how long before its expiry a root is replaced automatically; negative: never")
 	flags.StringVar(&c.AuditFile, "ca-audit-log", "", "file that receives a JSON line for each issued or refused certificate; for unauthenticated clients, one line per minute")
 	flags.StringVar(&c.DenyList, "deny-list", "", "YAML `file` with lists of accounts (NAMESPACE/SERVICE-ACCOUNT) and serials (of certificates, hexadecimal) that receive no certificate and no configuration; the control plane watches the file")
-	flags.StringVar(&c.Issuer, "jwt-issuer", "", "issuer of JWTs that also prove service accounts (subject system:serviceaccount:NAMESPACE:NAME)")
+	flags.StringVar(&c.Issuer, "jwt-issuer", "", "additional issuer, whose JWTs prove service accounts (subject system:serviceaccount:NAMESPACE:NAME)")
 	flags.StringVar(&c.IssuerKeys, "jwt-issuer-keys", "", "file or URL of that issuer's keys, a JWK set (default: from its OpenID Connect discovery document)")
 	flags.StringVar(&c.IssuerAudience, "jwt-audience", "", "audience of those JWTs (default "+ca.TokenAudience+")")
 }

@@ -171,7 +171,8 @@ func registryError(err error) error {
 	return redactError(err)
 }
 
-// isLocalError reports whether an error was created by this package and so contains no text of the server.
+// isLocalError reports whether err is an error of this package or of a file operation. Such an error contains no text
+// that the server sent.
 func isLocalError(err error) bool {
 	return errors.As(err, new(unreadableError)) || errors.As(err, new(*os.PathError))
 }

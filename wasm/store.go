@@ -208,9 +208,9 @@ func (s *store) recordUse(resource, path string, current bool) {
 	_ = s.save() // a lost record causes at most one fetch
 }
 
-// shrink removes modules in the order of sortedByAge until the size of the cache is at most max. It does not remove the
-// module at the path except.
-func (s *store) shrink(except string) {
+// shrink removes modules until the size of the cache is at most max: first unused modules, then the least recently used
+// ones. It retains the module at keepPath.
+func (s *store) shrink(keepPath string) {
 	var total int64
 	for _, e := range s.entries {
 		total += e.Size
@@ -219,7 +219,7 @@ func (s *store) shrink(except string) {
 		if total <= s.max {
 			return
 		}
-		if e.path != except {
+		if e.path != keepPath {
 			total -= e.Size
 			s.drop(e)
 		}

@@ -101,7 +101,7 @@ func (r *Relay) registerLastGood(registerer prometheus.Registerer) error {
 			Name: "pilotfish_xds_last_good_failures_total", Help: "Failed and hung disk operations for the last accepted configuration. After a failed save or a hung operation, the agent saves nothing until Envoy's next stream.",
 		}, func() float64 { return float64(stored().Failures) }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "pilotfish_xds_last_good_served_total", Help: "Times that an Envoy received the last accepted configuration, because no control plane answered.",
+			Name: "pilotfish_xds_last_good_served_total", Help: "Number of times that an Envoy received the last accepted configuration, because no control plane answered.",
 		}, func() float64 { return float64(r.lastGoodServed.Load()) }),
 	} {
 		if err := registerer.Register(c); err != nil {

@@ -84,8 +84,8 @@ func matchPath(out *routev3.RouteMatch, m *networking.HTTPMatchRequest) {
 	}
 }
 
-// stringMatch returns a string matcher. It returns nil for a match without a value, which only requires the presence of
-// the header.
+// stringMatch returns a string matcher. It returns nil if m accepts every value: it has no match type, an empty prefix
+// or regular expression, or the regular expression "*". Callers then only require the presence of a value.
 func stringMatch(m *networking.StringMatch) *matcherv3.StringMatcher {
 	switch v := m.GetMatchType().(type) {
 	case *networking.StringMatch_Exact:

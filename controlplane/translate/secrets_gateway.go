@@ -7,9 +7,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// mayServe reports whether the proxy's service account may receive the Secrets of a Gateway's server. It does not rely
-// on the labels that the node reports, because any proxy of the namespace can report the labels that the Gateway
-// selects.
+// mayServe reports whether the proxy may receive Secrets of a Gateway's server: the Gateway selects a known workload
+// with the proxy's account, or each existing Secret of the server lists its accounts. The caller must also check the
+// list of each Secret (IsAllowedFor). The labels that the node reports have no effect, because any proxy of the
+// namespace can report the labels that the Gateway selects.
 func (v proxyView) mayServe(s server) bool {
 	return v.isGatewayAccount(s.gw) || !slices.ContainsFunc(v.allSecrets(s), v.isUnlisted)
 }

@@ -10,5 +10,5 @@ import (
 
 // PeerOf returns an error, because only Linux is supported.
 func PeerOf(net.Conn) (Peer, error) {
-	return Peer{}, fmt.Errorf("pilotfish runs on Linux; this is %s: it cannot determine the peer of a unix socket", runtime.GOOS)
+	return Peer{}, fmt.Errorf("cannot determine the peer of a unix socket on %s: pilotfish supports only Linux", runtime.GOOS)
 }

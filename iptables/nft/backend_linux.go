@@ -164,7 +164,7 @@ func (b *Backend) Clean(ctx context.Context) error {
 			return fmt.Errorf("removing the rules with nftables: %w", err)
 		}
 		if _, err := b.routes.Prune(nil, 0); err != nil {
-			return errors.Join(fmt.Errorf("removing the routing: %w", err), b.restore(c, before))
+			return errors.Join(fmt.Errorf("removing the policy routing of pilotfish: %w", err), b.restore(c, before))
 		}
 		return conntrack.DeleteStaleWith(c.socket, conntrack.StaleAfter(before, nil))
 	})

@@ -21,7 +21,8 @@ type batch struct {
 	body  writer // expressions of the current rule
 }
 
-// part identifies the object of a message in errors, by kind and name, such as "rule" and "outbound/all".
+// part contains the kind and name of the nftables object that a netlink message changes, such as "rule" and
+// "outbound/all". Errors name the object.
 type part struct{ what, name string }
 
 // Initial capacities: bytes and messages of a batch, and bytes of a rule. They are sufficient for most batches.

@@ -25,7 +25,7 @@ type attempt struct {
 	port     uint16         // the source port
 	socket   *os.File       // nil for inbound packets
 	sequence uint32         // initial TCP sequence number of an inbound packet
-	replier  netip.AddrPort // outside address from which the far end replied; guarded by session.mu
+	replier  netip.AddrPort // destination of the packet when it left the namespace, from which it was answered; guarded by session.mu
 	// Arrival in the namespace, set while the harness waits for the reply; guarded by session.mu.
 	arrivedAt *Arrival
 
