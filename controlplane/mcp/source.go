@@ -62,8 +62,7 @@ type Source struct {
 	name         string // xds://host:port
 	log          *slog.Logger
 	synced       chan struct{} // closed when the first documents of all kinds were accepted
-	open         func(context.Context, *grpc.ClientConn, *corev3.Node) (stream, error)
-	sotw         bool
+	sotw         bool          // use the SotW variant, because the server does not implement the delta variant
 
 	mu          sync.Mutex
 	collections map[string]*collection // by type URL
@@ -81,7 +80,7 @@ func New(cfg Config) *Source {
 	store, apply := config.NewFileStore()
 	name := "xds://" + cfg.Address
 	s := &Source{
-		Store: store, apply: apply, cfg: cfg, name: name, log: cfg.Logger.With("source", name), synced: make(chan struct{}), open: openDelta,
+		Store: store, apply: apply, cfg: cfg, name: name, log: cfg.Logger.With("source", name), synced: make(chan struct{}),
 		collections: map[string]*collection{}, started: time.Now(),
 	}
 	for _, kind := range config.IstioKinds() {
@@ -146,17 +145,17 @@ func (s *Source) runStream(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
-	stream, err := s.open(metadata.NewOutgoingContext(ctx, header), conn, s.node())
+	open := openDelta
+	if s.sotw {
+		open = openSotW
+	}
+	stream, err := open(metadata.NewOutgoingContext(ctx, header), conn, s.node())
 	if err != nil {
 		return err
 	}
 	err = s.receive(ctx, stream)
 	if status.Code(err) == codes.Unimplemented {
 		s.sotw = !s.sotw
-		s.open = openDelta
-		if s.sotw {
-			s.open = openSotW
-		}
 	}
 	return err
 }
@@ -293,7 +292,7 @@ func (s *Source) setDisconnected(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.connected || failure != s.failure {
-		s.log.Warn("the connection to a configuration source failed; its last accepted documents stay in force", "error", failure)
+		s.log.Warn("the connection to a configuration source failed; documents that it has already sent stay in force", "error", failure)
 	}
 	s.connected, s.failure = false, failure
 	s.cfg.Metrics.connected.WithLabelValues(s.name).Set(0)

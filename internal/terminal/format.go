@@ -38,8 +38,8 @@ type Format struct {
 
 // Detect returns the format for out. Colours are disabled by the variable NO_COLOR and for the terminal type "dumb".
 func Detect(out io.Writer) Format {
-	f, ok := termtext.Raw(out).(*os.File)
-	if !ok || !term.IsTerminal(int(f.Fd())) {
+	f, ok := terminalFile(out)
+	if !ok {
 		return Format{}
 	}
 	format := Format{Colours: os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
@@ -51,8 +51,13 @@ func Detect(out io.Writer) Format {
 
 // IsTerminal reports whether out is a terminal.
 func IsTerminal(out io.Writer) bool {
-	f, ok := termtext.Raw(out).(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
+	_, ok := terminalFile(out)
+	return ok
+}
+
+func terminalFile(out io.Writer) (f *os.File, ok bool) {
+	f, ok = termtext.Raw(out).(*os.File)
+	return f, ok && term.IsTerminal(int(f.Fd()))
 }
 
 // Paint returns text in a colour if colours are enabled.
