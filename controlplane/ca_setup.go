@@ -20,6 +20,12 @@ type AuthorityConfig struct {
 	// PlugIn is the directory of an externally created CA, in Istio's format: ca-cert.pem, ca-key.pem, root-cert.pem
 	// and cert-chain.pem. The control plane watches it.
 	PlugIn string
+	// Store stores the authority's roots and token key. Default: a directory in the state directory.
+	Store ca.Store
+	// Material is an externally created CA that is not in a directory. It replaces PlugIn.
+	Material ca.PlugIn
+	// Tokens verifies tokens of other issuers than Issuer, in addition to the authority's own tokens; nil refuses them.
+	Tokens ca.TokenVerifier
 	// TTL is the lifetime of a certificate if the request specifies none. MaxTTL is the maximum lifetime.
 	TTL, MaxTTL time.Duration
 	// Overlap is how long a new root is distributed before it signs certificates. RotateBefore is how long before its
@@ -40,14 +46,37 @@ type AuthorityConfig struct {
 // authorityInterval is the interval at which the files of the certificate authority are polled.
 const authorityInterval = 2 * time.Second
 
+// storeInterval is the interval at which an AuthorityConfig.Store is polled.
+const storeInterval = 10 * time.Second
+
+// interval returns the interval at which the authority's material is polled.
+func (c AuthorityConfig) interval() time.Duration {
+	if c.Store != nil {
+		return storeInterval
+	}
+	return authorityInterval
+}
+
+// openAuthority opens the authority in the configured store.
+func (s *Server) openAuthority(options ca.Options) (*ca.Authority, error) {
+	if store := s.cfg.Authority.Store; store != nil {
+		return ca.Open(store, options)
+	}
+	return ca.Load(s.cfg.StateDir, options)
+}
+
 // issuerKeysFile, in the state directory, caches the keys of the external issuer.
 const issuerKeysFile = "trusted-issuer-keys"
 
 func (s *Server) authorityOptions(domain string) (ca.Options, error) {
 	c := s.cfg.Authority
 	options := ca.Options{
-		TrustDomain: domain, Logger: s.log, Registerer: s.registry, PlugIn: c.PlugIn, TTL: c.TTL, MaxTTL: c.MaxTTL,
+		TrustDomain: domain, Logger: s.log, Registerer: s.registry, TTL: c.TTL, MaxTTL: c.MaxTTL,
 		Overlap: c.Overlap, RotateBefore: c.RotateBefore, TLSPolicy: s.cfg.TLSPolicy,
+		PlugIn: c.Material, Tokens: c.Tokens,
+	}
+	if c.PlugIn != "" && c.Material == nil {
+		options.PlugIn = ca.PlugInDir(c.PlugIn)
 	}
 	if c.Issuer != "" {
 		issuer, err := s.tokenIssuer(c)

@@ -293,7 +293,7 @@ func (s *Server) loadAuthority() (err error) {
 	if err != nil {
 		return err
 	}
-	if s.authority, err = ca.Load(s.cfg.StateDir, options); err != nil {
+	if s.authority, err = s.openAuthority(options); err != nil {
 		return err
 	}
 	s.streams = newOpenStreams(s.authority)
@@ -354,7 +354,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	s.revocations.notify = s.pushLoop.noteRevocations
 	background.Go(func() {
-		s.authority.Run(ctx, authorityInterval, func() {
+		s.authority.Run(ctx, s.cfg.Authority.interval(), func() {
 			if s.denyList != nil { // before the push, so that it contains the new lists
 				s.denyList.writeLists()
 			}

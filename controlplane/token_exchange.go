@@ -86,14 +86,14 @@ func (e *tokenExchange) handler() http.Handler {
 
 // exchangeToken issues a JWT for the requested audiences, with the identity of the workload that the subject token
 // proves.
-func (e *tokenExchange) exchangeToken(_ context.Context, r sts.Request) (sts.Token, error) {
+func (e *tokenExchange) exchangeToken(ctx context.Context, r sts.Request) (sts.Token, error) {
 	if r.Actor != "" {
 		return sts.Token{}, exchangeError(sts.CodeInvalidRequest, errors.New("actor_token is not supported"))
 	}
 	if r.RequestedType != "" && r.RequestedType != sts.JWTType && r.RequestedType != sts.AccessTokenType {
 		return sts.Token{}, exchangeError(sts.CodeInvalidRequest, fmt.Errorf("requested_token_type must be %s", sts.JWTType))
 	}
-	workload, err := e.authority.VerifyToken(string(r.Subject))
+	workload, err := e.authority.IdentifyToken(ctx, string(r.Subject))
 	if err != nil {
 		if unlogged, ok := e.refusals.Allow(time.Now(), refusalLogInterval); ok {
 			e.log.Warn("token exchange refused: the caller is not authenticated", "reason", err, "unlogged", unlogged)

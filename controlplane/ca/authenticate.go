@@ -19,7 +19,8 @@ var (
 )
 
 // Authenticate identifies the client of a gRPC call by its TLS client certificate, or otherwise by the Bearer token in
-// the call's metadata. An error is a gRPC status of code Unauthenticated that contains the reason.
+// the call's metadata. An error is a gRPC status that contains the reason. Its code is Unauthenticated, or Unavailable if the
+// token cannot be verified at the moment.
 func (a *Authority) Authenticate(ctx context.Context) (Identity, error) {
 	id, _, err := a.authenticate(ctx)
 	return id, err
@@ -35,7 +36,11 @@ func (a *Authority) authenticate(ctx context.Context) (id Identity, proof string
 	if tokenErr == nil {
 		return id, proof, nil
 	}
-	return Identity{}, "", status.Error(codes.Unauthenticated, missingCredentialReason(certErr, tokenErr))
+	code := codes.Unauthenticated
+	if errors.Is(tokenErr, ErrUnavailable) {
+		code = codes.Unavailable
+	}
+	return Identity{}, "", status.Error(code, missingCredentialReason(certErr, tokenErr))
 }
 
 func missingCredentialReason(certErr, tokenErr error) string {
@@ -98,10 +103,5 @@ func (a *Authority) byToken(ctx context.Context) (id Identity, proof string, err
 	if token == "" {
 		return Identity{}, "", errNoToken
 	}
-	if issuer := a.findIssuer(token); issuer != nil {
-		id, err = a.verifyExternal(issuer, token)
-		return id, "token of " + issuer.Issuer, err
-	}
-	id, err = a.VerifyToken(token)
-	return id, "token", err
+	return a.identifyToken(ctx, token)
 }

@@ -6,7 +6,9 @@
 package ca
 
 import (
+	"cmp"
 	"crypto/ecdsa"
+	"errors"
 	"log/slog"
 	"sync/atomic"
 	"time"
@@ -46,23 +48,24 @@ type Options struct {
 	// TrustDomain is the trust domain of every identity. Default: the trust domain of the existing root, or
 	// DefaultTrustDomain for a new root.
 	TrustDomain string
-	// MustExist makes Load fail if the directory contains no authority. Commands set it if they only use an existing
-	// authority.
+	// MustExist makes Load and Open fail if the store contains no authority. Commands set it if they only use an
+	// existing authority.
 	MustExist bool
 	// TTL is the default lifetime of a workload's certificate. MaxTTL is the maximum lifetime that a request can
 	// specify.
 	TTL, MaxTTL time.Duration
 	// Clock returns the current time; default time.Now.
 	Clock func() time.Time
-	// PlugIn is a directory with the certificate and key of an external CA (ca-cert.pem, ca-key.pem, root-cert.pem,
-	// cert-chain.pem, as in Istio). The external CA signs instead of a root that this package creates.
-	PlugIn string
+	// PlugIn is an external CA, which signs instead of a root that this package creates; nil if there is none.
+	PlugIn PlugIn
 	// Overlap is how long an automatic rotation announces a new root before the new root signs certificates.
 	// RotateBefore is how long before the root's expiry the automatic rotation begins. A negative value of RotateBefore
 	// disables automatic rotation.
 	Overlap, RotateBefore time.Duration
 	// Issuers lists external issuers whose tokens prove the identity of workloads.
 	Issuers []TokenIssuer
+	// Tokens verifies the tokens of all other issuers, such as the API server of a cluster; nil refuses them.
+	Tokens TokenVerifier
 	// TLSPolicy restricts the TLS of servers that use ServerTLS.
 	TLSPolicy tlspolicy.Policy
 	// Audit records issued and refused certificates, see AuditFile; nil disables the log.
@@ -105,12 +108,11 @@ type Authority struct {
 
 	opts        Options
 	log         *slog.Logger
-	dir         string
+	store       Store
 	trustDomain string
 
 	// signs contains the current issuers and trusted roots.
 	signs atomic.Pointer[signing]
-	state state
 
 	tokenKey *ecdsa.PublicKey
 	tokens   jose.Signer
@@ -126,28 +128,44 @@ type Authority struct {
 	warned atomic.Int64
 }
 
+// trustDomain returns the trust domain of an authority whose root is in the trust domain ofRoot; ofRoot may be "".
+func (o Options) trustDomain(ofRoot string) string {
+	return cmp.Or(o.TrustDomain, ofRoot, DefaultTrustDomain)
+}
+
 // Load opens the authority in a state directory. If there is none, Load creates it. If several processes do this at the
 // same time, all of them load the same authority. Load fails if the authority cannot be used: its root is expired, it
 // has another trust domain, files are damaged or missing, other users can read the files, or the directory is
 // read-only. The error names the directory and the remedy.
 func Load(dir string, opts Options) (*Authority, error) {
+	if dir == "" {
+		return nil, errors.New("the certificate authority needs a state directory, but none is specified")
+	}
 	opts = opts.withDefaults()
-	s := state{dir: dir, log: opts.Logger}
-	m, err := s.open(opts)
+	s := dirStore{dir: dir, log: opts.Logger}
+	a, err := Open(s, opts)
 	if err != nil {
 		return nil, err
 	}
-	a := &Authority{
-		calls: newCallLimit(),
-		opts:  opts, log: opts.Logger, dir: s.path(), trustDomain: m.trustDomain, tokenKey: &m.tokenKey.PublicKey, state: s,
-	}
-	if _, err := a.Reload(); err != nil {
-		return nil, err
-	}
+	s.warnOfWriters()
 	if err := s.removeRetired(); err != nil {
 		a.log.Warn("removing the files of a retired root failed", "error", err)
 	}
-	if a.tokens, err = newTokenSigner(m.tokenKey); err != nil {
+	return a, nil
+}
+
+// Open is like Load, for an authority in store.
+func Open(store Store, opts Options) (*Authority, error) {
+	opts = opts.withDefaults()
+	m, err := openStore(store, opts)
+	if err != nil {
+		return nil, err
+	}
+	a := &Authority{calls: newCallLimit(), opts: opts, log: opts.Logger, store: store}
+	if err := a.open(m); err != nil {
+		return nil, locatedError(store, err)
+	}
+	if _, err := a.Reload(); err != nil {
 		return nil, err
 	}
 	if a.metrics, err = newMetrics(opts.Registerer, func() time.Time { return a.RootNotAfter() }); err != nil {
@@ -155,6 +173,36 @@ func Load(dir string, opts Options) (*Authority, error) {
 	}
 	a.warnOfExpiry()
 	return a, nil
+}
+
+// open checks the root in m, and determines the trust domain and the key that signs tokens.
+func (a *Authority) open(m Material) error {
+	ofRoot := ""
+	if a.opts.PlugIn == nil || len(m.Active.Certificate.Data) > 0 {
+		by, err := m.Active.issuer(a.store.Remedy())
+		if err != nil {
+			return err
+		}
+		if ofRoot, err = trustDomainOf(by.root); err != nil {
+			return err
+		}
+		if a.opts.PlugIn == nil {
+			if err := checkRoot(by.root, a.opts.TrustDomain, a.store.Remedy(), a.now()); err != nil {
+				return err
+			}
+		}
+	}
+	a.trustDomain = a.opts.trustDomain(ofRoot)
+	if err := validateTrustDomain(a.trustDomain); err != nil {
+		return err
+	}
+	key, err := readTokenKey(a.store)
+	if err != nil {
+		return err
+	}
+	a.tokenKey = &key.PublicKey
+	a.tokens, err = newTokenSigner(key)
+	return err
 }
 
 // RootPEM returns the root certificates that all members of the mesh must trust: the current root and, during a
@@ -181,6 +229,6 @@ func (a *Authority) warnOfExpiry() {
 		return
 	}
 	a.log.Warn("the mesh's root certificate expires soon; all certificates of the mesh expire no later",
-		"notAfter", a.RootNotAfter(), "left", left.Round(time.Hour), "directory", a.directory(),
+		"notAfter", a.RootNotAfter(), "left", left.Round(time.Hour), "location", a.location(),
 		"remedy", a.expiryRemedy())
 }

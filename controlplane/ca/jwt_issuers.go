@@ -1,6 +1,7 @@
 package ca
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -26,26 +27,80 @@ var issuerAlgorithms = []jose.SignatureAlgorithm{
 	jose.RS256, jose.RS384, jose.RS512, jose.ES256, jose.ES384, jose.ES512, jose.PS256, jose.PS384, jose.PS512, jose.EdDSA,
 }
 
-// findIssuer returns the external issuer that token names. It returns nil if token names none or cannot be parsed. It
-// does not verify token.
-func (a *Authority) findIssuer(token string) *TokenIssuer {
-	if len(a.opts.Issuers) == 0 || len(token) > maxToken {
-		return nil
+// ErrUnavailable is wrapped by errors of a TokenVerifier that concern the verifier and not the token. The client may try
+// the same token again.
+var ErrUnavailable = errors.New("tokens cannot be verified at the moment")
+
+// VerifiedToken is what a token proves.
+type VerifiedToken struct {
+	Namespace, ServiceAccount string
+	// Proof describes the token for the audit log, without secrets.
+	Proof string
+}
+
+// TokenVerifier verifies tokens that prove the service account of a workload. Its methods are safe for concurrent use.
+type TokenVerifier interface {
+	// VerifyToken verifies a token of at most 8 KiB. The error contains the reason for the client.
+	VerifyToken(ctx context.Context, token string) (VerifiedToken, error)
+}
+
+// IdentifyToken returns the identity that a token of the authority, or of Options.Tokens, proves.
+func (a *Authority) IdentifyToken(ctx context.Context, token string) (Identity, error) {
+	if len(token) > maxToken {
+		return Identity{}, tokenSizeError(len(token))
 	}
+	if a.opts.Tokens != nil && unverifiedIssuer(token) != a.tokenIssuer() {
+		id, _, err := a.verifyOther(ctx, token)
+		return id, err
+	}
+	return a.VerifyToken(token)
+}
+
+// identifyToken returns the identity that a token proves. The issuer that the token names selects the verification.
+// proof describes the token for the audit log.
+func (a *Authority) identifyToken(ctx context.Context, token string) (id Identity, proof string, err error) {
+	if len(token) > maxToken {
+		return Identity{}, "", tokenSizeError(len(token))
+	}
+	name := unverifiedIssuer(token)
+	for i := range a.opts.Issuers {
+		if issuer := &a.opts.Issuers[i]; issuer.Issuer == name && name != a.tokenIssuer() {
+			id, err = a.verifyExternal(issuer, token)
+			return id, "token of " + issuer.Issuer, err
+		}
+	}
+	if a.opts.Tokens != nil && name != a.tokenIssuer() {
+		return a.verifyOther(ctx, token)
+	}
+	id, err = a.VerifyToken(token)
+	return id, "token", err
+}
+
+// verifyOther verifies a token with Options.Tokens.
+func (a *Authority) verifyOther(ctx context.Context, token string) (id Identity, proof string, err error) {
+	verified, err := a.opts.Tokens.VerifyToken(ctx, token)
+	if err != nil {
+		return Identity{}, "", err
+	}
+	id = Identity{TrustDomain: a.trustDomain, Namespace: verified.Namespace, ServiceAccount: verified.ServiceAccount}
+	if err := id.Validate(); err != nil {
+		return Identity{}, "", fmt.Errorf("the token's subject: %w", err)
+	}
+	return id, verified.Proof, a.denied.Load().checkAccount(id)
+}
+
+// unverifiedIssuer returns the issuer that token names. It returns "" if token names none or cannot be parsed. It does
+// not verify token.
+func unverifiedIssuer(token string) string {
 	parsed, err := jwt.ParseSigned(token, issuerAlgorithms)
 	if err != nil {
-		return nil
+		return ""
 	}
 	var claims jwt.Claims
 	if parsed.UnsafeClaimsWithoutVerification(&claims) != nil {
-		return nil
+		return ""
 	}
-	for i := range a.opts.Issuers {
-		if issuer := &a.opts.Issuers[i]; issuer.Issuer == claims.Issuer && claims.Issuer != a.tokenIssuer() {
-			return issuer
-		}
-	}
-	return nil
+	return claims.Issuer
 }
 
 // verifyExternal verifies a token of an external issuer and returns its identity.

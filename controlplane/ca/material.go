@@ -1,6 +1,7 @@
 package ca
 
 import (
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -21,30 +22,37 @@ const (
 	pemPrivateKey  = "PRIVATE KEY"
 )
 
-// material contains the first root certificate, its key and the token key of an authority.
-type material struct {
-	trustDomain string
-	root        *x509.Certificate
-	rootKey     *ecdsa.PrivateKey
-	tokenKey    *ecdsa.PrivateKey
-}
-
 // newMaterial creates a root certificate with its key, and a separate key that signs tokens. With one key for both, the
 // signature of a token could serve as the signature of a certificate, or the reverse.
-func newMaterial(trustDomain string, now time.Time) (*material, error) {
-	rootKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, fmt.Errorf("creating the root's key: %w", err)
+func newMaterial(trustDomain string, now time.Time) (m Material, tokenKey []byte, err error) {
+	if tokenKey, err = NewTokenKey(); err != nil {
+		return m, nil, err
 	}
-	tokenKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	m.Active, err = newRootPair(trustDomain, now)
+	return m, tokenKey, err
+}
+
+// NewTokenKey creates a key that signs tokens, in PEM.
+func NewTokenKey() ([]byte, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, fmt.Errorf("creating the key for tokens: %w", err)
 	}
-	root, err := newRoot(trustDomain, rootKey, now)
+	return encodeKey(key)
+}
+
+// newRootPair creates a root certificate and its key.
+func newRootPair(trustDomain string, now time.Time) (KeyPair, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("creating the root certificate: %w", err)
+		return KeyPair{}, fmt.Errorf("creating the root's key: %w", err)
 	}
-	return &material{trustDomain: trustDomain, root: root, rootKey: rootKey, tokenKey: tokenKey}, nil
+	root, err := newRoot(trustDomain, key, now)
+	if err != nil {
+		return KeyPair{}, fmt.Errorf("creating the root certificate: %w", err)
+	}
+	keyPEM, err := encodeKey(key)
+	return KeyPair{Certificate: File{rootCertFile, encodeCertificate(root)}, Key: File{rootKeyFile, keyPEM}}, err
 }
 
 // newRoot creates a self-signed root certificate. Its SPIFFE ID is trustDomain, as the X509-SVID standard requires.
@@ -83,32 +91,38 @@ func newSerial() (*big.Int, error) {
 	return serial, nil
 }
 
-// parseRoot parses a root certificate and returns its trust domain.
-func parseRoot(data []byte) (*x509.Certificate, string, error) {
+// parseRoot parses a root certificate. It may have a trust domain, as in the roots that this package creates.
+func parseRoot(data []byte) (*x509.Certificate, error) {
 	der, err := onlyBlock(data, pemCertificate)
-	if err != nil {
-		return nil, "", err
-	}
-	root, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, "", err
-	}
-	if !root.IsCA || root.KeyUsage&x509.KeyUsageCertSign == 0 {
-		return nil, "", errors.New("the certificate is not a CA certificate")
-	}
-	if len(root.URIs) != 1 || root.URIs[0].Scheme != "spiffe" || root.URIs[0].Path != "" {
-		return nil, "", errors.New("the certificate must contain exactly one trust domain")
-	}
-	domain := root.URIs[0].Host
-	return root, domain, validateTrustDomain(domain)
-}
-
-func parseKey(data []byte) (*ecdsa.PrivateKey, error) {
-	der, err := onlyBlock(data, pemPrivateKey)
 	if err != nil {
 		return nil, err
 	}
-	key, err := x509.ParsePKCS8PrivateKey(der)
+	root, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, err
+	}
+	if !root.IsCA || root.KeyUsage&x509.KeyUsageCertSign == 0 {
+		return nil, errors.New("the certificate is not a CA certificate")
+	}
+	_, err = trustDomainOf(root)
+	return root, err
+}
+
+// trustDomainOf returns the trust domain in a root certificate. It returns "" if the root has none, such as the roots
+// that Istio creates.
+func trustDomainOf(root *x509.Certificate) (string, error) {
+	if len(root.URIs) == 0 {
+		return "", nil
+	}
+	if len(root.URIs) != 1 || root.URIs[0].Scheme != "spiffe" || root.URIs[0].Path != "" {
+		return "", errors.New("the certificate must contain at most one trust domain, and no other URI")
+	}
+	return root.URIs[0].Host, validateTrustDomain(root.URIs[0].Host)
+}
+
+// parseECKey parses a key of the curve P-256.
+func parseECKey(data []byte) (*ecdsa.PrivateKey, error) {
+	key, err := parseOnlyKey(data)
 	if err != nil {
 		return nil, err
 	}
@@ -117,6 +131,16 @@ func parseKey(data []byte) (*ecdsa.PrivateKey, error) {
 		return nil, errors.New("the key is not an ECDSA key of the curve P-256")
 	}
 	return ec, nil
+}
+
+// parseOnlyKey parses a private key in PEM. It fails if data contains anything else.
+func parseOnlyKey(data []byte) (crypto.Signer, error) {
+	if block, _ := pem.Decode(data); block != nil && strings.HasSuffix(block.Type, pemPrivateKey) {
+		if _, err := onlyBlock(data, block.Type); err != nil {
+			return nil, err
+		}
+	}
+	return parseAnyKey(data)
 }
 
 func encodeKey(key *ecdsa.PrivateKey) ([]byte, error) {
@@ -142,23 +166,24 @@ func onlyBlock(data []byte, blockType string) ([]byte, error) {
 	return block.Bytes, nil
 }
 
-// check returns an error if the root certificate cannot be used: it does not match its key or trustDomain, or is not
-// valid at the time now.
-func (m *material) check(trustDomain string, now time.Time) error {
-	if !m.rootKey.PublicKey.Equal(m.root.PublicKey) {
-		return fmt.Errorf("%s is not the key of %s: restore both from the same backup", rootKeyFile, rootCertFile)
+// checkRoot returns an error if the root cannot be used: it does not belong to trustDomain, or is not valid at the time
+// now. remedy is the remedy of the store.
+func checkRoot(root *x509.Certificate, trustDomain, remedy string, now time.Time) error {
+	domain, err := trustDomainOf(root)
+	if err != nil {
+		return err
 	}
-	if trustDomain != "" && trustDomain != m.trustDomain {
+	if trustDomain != "" && domain != "" && trustDomain != domain {
 		return fmt.Errorf("the root belongs to trust domain %q, but the configuration specifies %q: set the trust domain back, or %s",
-			m.trustDomain, trustDomain, startAgain)
+			domain, trustDomain, remedy)
 	}
-	if now.After(m.root.NotAfter) {
+	if now.After(root.NotAfter) {
 		return fmt.Errorf("the root certificate expired at %s, so that no member trusts the certificates that it signed: %s",
-			m.root.NotAfter.Format(time.RFC3339), startAgain)
+			root.NotAfter.Format(time.RFC3339), remedy)
 	}
-	if now.Before(m.root.NotBefore) {
+	if now.Before(root.NotBefore) {
 		return fmt.Errorf("the root certificate is not valid before %s, and by this machine's clock it is %s: set the clock",
-			m.root.NotBefore.Format(time.RFC3339), now.Format(time.RFC3339))
+			root.NotBefore.Format(time.RFC3339), now.Format(time.RFC3339))
 	}
 	return nil
 }

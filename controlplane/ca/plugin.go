@@ -1,6 +1,7 @@
 package ca
 
 import (
+	"context"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/rsa"
@@ -24,15 +25,34 @@ const (
 	plugInChain = "cert-chain.pem"
 )
 
-// replacePlugIn is the remedy if an external CA can no longer sign.
+// PlugIn is an externally created CA. The files have Istio's names: ca-cert.pem, ca-key.pem, root-cert.pem and, if the
+// CA's certificate is not a root itself, cert-chain.pem.
+type PlugIn interface {
+	// Location names the place of the files in messages.
+	Location() string
+	// Remedy describes how to replace a CA that can no longer sign. It completes a sentence.
+	Remedy() string
+	// Files returns the contents of the files by name. Optional files may be missing.
+	Files(ctx context.Context) (map[string][]byte, error)
+}
+
+// PlugInDir is a directory with an externally created CA.
+type PlugInDir string
+
+// replacePlugIn is the remedy if an external CA in a directory can no longer sign.
 const replacePlugIn = "add the root of a new CA to root-cert.pem in that directory, then replace the CA's certificate and key there"
 
-// readPlugIn reads an external CA from dir. It fails if the CA's certificate does not chain to one of the roots, or is
-// not valid at the time now.
-func readPlugIn(dir string, now time.Time) (*signing, error) {
+// Location implements PlugIn.
+func (d PlugInDir) Location() string { return string(d) }
+
+// Remedy implements PlugIn.
+func (PlugInDir) Remedy() string { return replacePlugIn }
+
+// Files implements PlugIn. It fails if other users can read the key.
+func (d PlugInDir) Files(context.Context) (map[string][]byte, error) {
 	data := map[string][]byte{}
 	for _, name := range []string{plugInCert, plugInKey, plugInRoots, plugInChain} {
-		path := filepath.Join(dir, name)
+		path := filepath.Join(string(d), name)
 		if _, err := os.Stat(path); name == plugInChain && errors.Is(err, fs.ErrNotExist) {
 			continue // the CA's certificate is a root itself
 		}
@@ -41,6 +61,21 @@ func readPlugIn(dir string, now time.Time) (*signing, error) {
 			return nil, err
 		}
 		data[name] = content
+	}
+	return data, nil
+}
+
+// readPlugIn reads an external CA. It fails if the CA's certificate does not chain to one of the roots, or is not valid
+// at the time now.
+func readPlugIn(ctx context.Context, from PlugIn, now time.Time) (*signing, error) {
+	data, err := from.Files(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range []string{plugInCert, plugInKey, plugInRoots} {
+		if len(data[name]) == 0 {
+			return nil, fmt.Errorf("%s is missing or empty: add it", name)
+		}
 	}
 	certs, err := parseCertificates(data[plugInCert])
 	if err != nil {
@@ -67,7 +102,7 @@ func newPlugInIssuer(cert *x509.Certificate, key crypto.Signer, between, roots [
 	if !cert.IsCA || cert.KeyUsage&x509.KeyUsageCertSign == 0 {
 		return nil, fmt.Errorf("%s is not a CA certificate", plugInCert)
 	}
-	if public, ok := cert.PublicKey.(interface{ Equal(crypto.PublicKey) bool }); !ok || !public.Equal(key.Public()) {
+	if !isKeyOf(cert, key) {
 		return nil, fmt.Errorf("%s is not the key of %s", plugInKey, plugInCert)
 	}
 	by := &issuer{cert: cert, key: key, notAfter: cert.NotAfter}
@@ -91,6 +126,12 @@ func newPlugInIssuer(cert *x509.Certificate, key crypto.Signer, between, roots [
 		}
 	}
 	return newSigning(by, by, roots), nil
+}
+
+// isKeyOf reports whether key is the private key of cert.
+func isKeyOf(cert *x509.Certificate, key crypto.Signer) bool {
+	public, ok := cert.PublicKey.(interface{ Equal(crypto.PublicKey) bool })
+	return ok && public.Equal(key.Public())
 }
 
 func parseCertificates(data []byte) ([]*x509.Certificate, error) {

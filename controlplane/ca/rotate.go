@@ -3,152 +3,46 @@ package ca
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"strconv"
 	"time"
-
-	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
-// generations is the state of a root rotation. Each root has a generation number. First the next root is announced, so
-// that all members trust it before it signs. Then it signs certificates, and the previous root remains trusted until
-// its certificates have expired. One file contains the whole state, so that each step is atomic.
-type generations struct {
-	Active    int `json:"active"`
-	Announced int `json:"announced,omitempty"`
-	// Previous is the number of the previous generation plus one, because generation numbers start at 0. 0 means that
-	// there is no previous generation.
-	Previous int `json:"previous,omitempty"`
-	// Since is the time of the last step.
-	Since time.Time `json:"since"`
-	// Retire is the time after which the previous root may be removed.
-	Retire time.Time `json:"retire,omitzero"`
-}
-
-const generationsFile = "roots.json"
-
-// generationDir returns the directory with the root of generation n. For generation 0, it is the authority's directory.
-func (s state) generationDir(n int) string {
-	if n == 0 {
-		return s.path()
-	}
-	return filepath.Join(s.path(), "root-"+strconv.Itoa(n))
-}
-
-func (s state) readGenerations() (generations, error) {
-	var g generations
-	data, err := os.ReadFile(filepath.Join(s.path(), generationsFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return g, nil
-	}
-	if err != nil {
-		return g, err
-	}
-	if err := json.Unmarshal(data, &g); err != nil {
-		return g, fmt.Errorf("%s is damaged (%w): restore the directory from a backup, or %s", generationsFile, err, startAgain)
-	}
-	return g, nil
-}
-
-func (s state) writeGenerations(g generations) error {
-	data, err := json.Marshal(g)
-	if err != nil {
-		return err
-	}
-	if err := atomicfile.Write(filepath.Join(s.path(), generationsFile), data); err != nil {
-		return s.explain("rotating roots", err)
-	}
-	return syncDir(s.path())
-}
-
-// readIssuer reads the root certificate of generation n and its key.
-func (s state) readIssuer(n int) (*issuer, error) {
-	certPEM, err := readFile(filepath.Join(s.generationDir(n), rootCertFile), false, startAgain)
-	if err != nil {
-		return nil, err
-	}
-	keyPEM, err := readFile(filepath.Join(s.generationDir(n), rootKeyFile), true, startAgain)
-	if err != nil {
-		return nil, err
-	}
-	root, _, err := parseRoot(certPEM)
-	if err != nil {
-		return nil, fmt.Errorf("%s of root %d: %w", rootCertFile, n, err)
-	}
-	key, err := parseKey(keyPEM)
-	if err != nil {
-		return nil, fmt.Errorf("%s of root %d: %w", rootKeyFile, n, err)
-	}
-	if !key.PublicKey.Equal(root.PublicKey) {
-		return nil, fmt.Errorf("%s is not the key of %s of root %d", rootKeyFile, rootCertFile, n)
-	}
-	return newIssuer(root, key), nil
-}
-
-// readSigning reads the roots of the active, previous and announced generations.
-func (s state) readSigning() (*signing, error) {
-	g, err := s.readGenerations()
-	if err != nil {
-		return nil, err
-	}
-	by, err := s.readIssuer(g.Active)
-	if err != nil {
-		return nil, err
-	}
-	server, roots := by, []*x509.Certificate{by.root}
-	if g.Previous > 0 {
-		if server, err = s.readIssuer(g.Previous - 1); err != nil {
-			return nil, err
-		}
-		roots = append(roots, server.root)
-	}
-	var next *issuer
-	if g.Announced > 0 {
-		if next, err = s.readIssuer(g.Announced); err != nil {
-			return nil, err
-		}
-		roots = append(roots, next.root)
-	}
-	signing := newSigning(by, server, roots)
-	signing.next = next
-	return signing, nil
-}
-
-// Reload reads the issuers and trusted roots again, and reports whether they changed. If the files are invalid, Reload
+// Reload reads the issuers and trusted roots again, and reports whether they changed. If they are invalid, Reload
 // returns an error, and the authority continues to use the previous ones.
 func (a *Authority) Reload() (changed bool, err error) {
-	var next *signing
-	if a.opts.PlugIn != "" {
-		next, err = readPlugIn(a.opts.PlugIn, a.now())
-	} else {
-		next, err = a.state.readSigning()
-	}
-	if err != nil {
-		return false, fmt.Errorf("the certificate authority in %s: %w", a.directory(), err)
-	}
-	old := a.signs.Swap(next)
-	return old != nil && (!old.issuer.isSame(next.issuer) || !old.server.isSame(next.server) || !bytes.Equal(old.rootsPEM, next.rootsPEM)), nil
+	_, changed, err = a.reload()
+	return changed, err
 }
 
-func (a *Authority) directory() string {
-	if a.opts.PlugIn != "" {
-		return a.opts.PlugIn
+// reload is like Reload. It also returns the stored material, which is empty if the CA is external.
+func (a *Authority) reload() (m Material, changed bool, err error) {
+	ctx, cancel := storeContext()
+	defer cancel()
+	var next *signing
+	if a.opts.PlugIn != nil {
+		next, err = readPlugIn(ctx, a.opts.PlugIn, a.now())
+	} else if m, err = a.store.Read(ctx); err == nil {
+		next, err = m.signing(a.store.Remedy())
 	}
-	return a.dir
+	if err != nil {
+		return m, false, fmt.Errorf("the certificate authority in %s: %w", a.location(), err)
+	}
+	old := a.signs.Swap(next)
+	return m, old != nil && (!old.issuer.isSame(next.issuer) || !old.server.isSame(next.server) || !bytes.Equal(old.rootsPEM, next.rootsPEM)), nil
+}
+
+// location names the place of the authority's certificate and key in messages.
+func (a *Authority) location() string {
+	if a.opts.PlugIn != nil {
+		return a.opts.PlugIn.Location()
+	}
+	return a.store.Location()
 }
 
 func (a *Authority) expiryRemedy() string {
-	if a.opts.PlugIn != "" {
-		return replacePlugIn
+	if a.opts.PlugIn != nil {
+		return a.opts.PlugIn.Remedy()
 	}
 	return "rotate the root with \"pilotfish ca rotate\", which does not interrupt traffic"
 }
@@ -177,138 +71,88 @@ type Rotation struct {
 
 // Rotation returns the progress of the root rotation.
 func (a *Authority) Rotation() (Rotation, error) {
-	g, err := a.state.readGenerations()
+	ctx, cancel := storeContext()
+	defer cancel()
+	m, err := a.store.Read(ctx)
 	if err != nil {
 		return Rotation{}, err
 	}
+	return a.nextStep(m), nil
+}
+
+// nextStep returns the next step of the root rotation with the progress in m.
+func (a *Authority) nextStep(m Material) Rotation {
 	switch {
-	case g.Announced > 0:
-		return Rotation{Next: Activate, Due: g.Since.Add(a.opts.Overlap), Since: g.Since}, nil
-	case g.Previous > 0:
-		return Rotation{Next: Retire, Due: g.Retire, Since: g.Since}, nil
+	case m.Announced != nil:
+		return Rotation{Next: Activate, Due: m.Since.Add(a.opts.Overlap), Since: m.Since}
+	case m.Previous != nil:
+		return Rotation{Next: Retire, Due: m.Retire, Since: m.Since}
 	}
-	return Rotation{Next: Announce, Due: a.RootNotAfter().Add(-max(a.opts.RotateBefore, 0)), Since: g.Since}, nil
+	return Rotation{Next: Announce, Due: a.RootNotAfter().Add(-max(a.opts.RotateBefore, 0)), Since: m.Since}
 }
 
 // Rotate executes the next step of the root rotation and returns the step. Before the due time, it fails unless force
-// is set: members that do not have the new root yet would reject certificates that the new root signed.
+// is set: members that do not have the new root yet would reject certificates that the new root signed. If another
+// process executes a step at the same time, Rotate continues with the step after it.
 func (a *Authority) Rotate(force bool) (RotationStep, error) {
-	if a.opts.PlugIn != "" {
-		return "", fmt.Errorf("the authority in %s is external, so pilotfish cannot rotate its root: %s", a.opts.PlugIn, a.expiryRemedy())
+	if a.opts.PlugIn != nil {
+		return "", fmt.Errorf("the authority in %s is external, so pilotfish cannot rotate its root: %s", a.location(), a.expiryRemedy())
 	}
-	unlock, err := a.state.lock()
-	if err != nil {
-		return "", err
+	for attempt := 1; ; attempt++ {
+		m, _, err := a.reload()
+		if err != nil {
+			return "", err
+		}
+		r := a.nextStep(m)
+		if r.Next != Announce && !force && a.now().Before(r.Due) {
+			return "", fmt.Errorf("the next step, %s, is due at %s: wait until then, or force it if every agent already has the trust bundle",
+				r.Next, r.Due.UTC().Format(time.RFC3339))
+		}
+		if err := a.executeStep(m, r.Next); !errors.Is(err, ErrConflict) || attempt == maxRotateAttempts {
+			return r.Next, err
+		}
 	}
-	defer unlock()
-	r, err := a.Rotation()
-	if err != nil {
-		return "", err
-	}
-	if r.Next != Announce && !force && a.now().Before(r.Due) {
-		return "", fmt.Errorf("the next step, %s, is due at %s: wait until then, or force it if every agent already has the trust bundle",
-			r.Next, r.Due.UTC().Format(time.RFC3339))
-	}
-	return r.Next, a.executeStep(r.Next)
 }
 
-// executeStep executes the step next, and then calls Reload. The caller must have called state.lock.
-func (a *Authority) executeStep(next RotationStep) error {
-	if err := a.applyStep(next); err != nil {
+// maxRotateAttempts limits how often Rotate tries a step again because another process executed a step.
+const maxRotateAttempts = 100
+
+// executeStep executes the step next of the rotation with the progress in m, and then calls Reload. It returns
+// ErrConflict if the stored material is not m any more.
+func (a *Authority) executeStep(m Material, next RotationStep) error {
+	changed, err := a.applyStep(m, next)
+	if err != nil {
 		return err
 	}
-	a.log.Info("executed a step of the mesh's root rotation", "step", next, "directory", a.dir)
-	_, err := a.Reload()
+	ctx, cancel := storeContext()
+	defer cancel()
+	if err := a.store.Replace(ctx, m, changed); err != nil {
+		return err
+	}
+	a.log.Info("executed a step of the mesh's root rotation", "step", next, "location", a.location())
+	_, err = a.Reload()
 	return err
 }
 
-func (a *Authority) applyStep(step RotationStep) error {
-	g, err := a.state.readGenerations()
-	if err != nil {
-		return err
-	}
-	g.Since = a.now().UTC()
+// applyStep returns the material after a step.
+func (a *Authority) applyStep(m Material, step RotationStep) (Material, error) {
+	m.Since = a.now().UTC()
 	switch step {
 	case Announce:
-		g.Announced = max(g.Active, g.Previous) + 1
-		if err := a.state.makeRoot(g.Announced, a.trustDomain, a.now()); err != nil {
-			return err
-		}
+		root, err := newRootPair(a.trustDomain, a.now())
+		m.Announced = &root
+		return m, err
 	case Activate:
-		g.Previous, g.Active, g.Announced = g.Active+1, g.Announced, 0
-		g.Retire = g.Since.Add(a.opts.MaxTTL)
+		replaced := m.Active
+		m.Previous, m.Active, m.Announced = &replaced, *m.Announced, nil
+		m.Retire = m.Since.Add(a.opts.MaxTTL)
 	case Retire:
-		retired := g.Previous - 1
-		g.Previous, g.Retire = 0, time.Time{}
-		if err := a.state.writeGenerations(g); err != nil {
-			return err
-		}
-		return a.state.removeRoot(retired)
+		m.Previous, m.Retire = nil, time.Time{}
 	}
-	return a.state.writeGenerations(g)
+	return m, nil
 }
 
-func (s state) makeRoot(n int, trustDomain string, now time.Time) error {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return fmt.Errorf("creating the root's key: %w", err)
-	}
-	root, err := newRoot(trustDomain, key, now)
-	if err != nil {
-		return fmt.Errorf("creating the root certificate: %w", err)
-	}
-	keyPEM, err := encodeKey(key)
-	if err != nil {
-		return err
-	}
-	dir := s.generationDir(n)
-	if err := os.RemoveAll(dir); err != nil { // a step that was interrupted may have left the directory
-		return s.explain("rotating roots", err)
-	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return s.explain("rotating roots", err)
-	}
-	if err := errors.Join(writeFile(filepath.Join(dir, rootCertFile), encodeCertificate(root)), writeFile(filepath.Join(dir, rootKeyFile), keyPEM)); err != nil {
-		return s.explain("rotating roots", err)
-	}
-	return syncDir(dir)
-}
-
-// removeRoot removes the files of the root of generation n, which is no longer trusted. It removes the key first.
-func (s state) removeRoot(n int) error {
-	dir := s.generationDir(n)
-	retired := []string{filepath.Join(dir, rootKeyFile), filepath.Join(dir, rootCertFile)}
-	if n > 0 {
-		retired = append(retired, dir)
-	}
-	for _, path := range retired {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return s.explain("removing the replaced root", err)
-		}
-	}
-	return nil
-}
-
-// removeRetired removes the files of retired roots that remain because a process was killed. Generation numbers are not
-// reused, so several processes can call removeRetired at the same time.
-func (s state) removeRetired() error {
-	g, err := s.readGenerations()
-	if err != nil {
-		return err
-	}
-	oldest := g.Active
-	if g.Previous > 0 {
-		oldest = min(oldest, g.Previous-1)
-	}
-	for n := range oldest {
-		if err := s.removeRoot(n); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// Run reloads changed files and executes rotation steps when they are due, until ctx ends. It polls with the given
+// Run reloads changed material and executes rotation steps when they are due, until ctx ends. It polls with the given
 // interval, and calls changed after a change of the issuers or trusted roots.
 func (a *Authority) Run(ctx context.Context, interval time.Duration, changed func()) {
 	ticker := time.NewTicker(interval)
@@ -320,14 +164,14 @@ func (a *Authority) Run(ctx context.Context, interval time.Duration, changed fun
 			return
 		case <-ticker.C:
 		}
-		reloaded, err := a.Reload()
-		if reloaded { // another process, or a user, changed the files
+		m, reloaded, err := a.reload()
+		if reloaded { // another process, or a user, changed the material
 			by := a.signing()
-			a.log.Info("reloaded the certificate authority because its files changed", "directory", a.directory(), "signs", by.issuer.cert.Subject.String(),
+			a.log.Info("reloaded the certificate authority because its stored material changed", "location", a.location(), "signs", by.issuer.cert.Subject.String(),
 				"serial", by.issuer.cert.SerialNumber.Text(16), "notAfter", by.notAfter(), "roots", len(by.roots))
 		}
-		if err == nil && a.opts.PlugIn == "" && a.opts.RotateBefore > 0 {
-			reloaded, err = a.rotateWhenDue(reloaded)
+		if err == nil && a.opts.PlugIn == nil && a.opts.RotateBefore > 0 {
+			reloaded, err = a.rotateWhenDue(m, reloaded)
 		}
 		if err != nil && err.Error() != lastError {
 			a.log.Error("reloading the certificate authority failed; the previous one stays in use", "error", err)
@@ -343,20 +187,16 @@ func (a *Authority) Run(ctx context.Context, interval time.Duration, changed fun
 }
 
 // rotateWhenDue executes the next step if it is due, and returns true if the roots changed: by the step, or before
-// (reloaded). It reads the state again under the lock, because another control plane with the same directory may have
-// executed the step.
-func (a *Authority) rotateWhenDue(reloaded bool) (bool, error) {
-	if r, err := a.Rotation(); err != nil || a.now().Before(r.Due) {
-		return reloaded, err
+// (reloaded). m is the stored material. If another control plane has executed the step, the next call of reload reads
+// the result.
+func (a *Authority) rotateWhenDue(m Material, reloaded bool) (bool, error) {
+	r := a.nextStep(m)
+	if a.now().Before(r.Due) {
+		return reloaded, nil
 	}
-	unlock, err := a.state.lock()
-	if err != nil {
-		return reloaded, err
+	err := a.executeStep(m, r.Next)
+	if errors.Is(err, ErrConflict) {
+		return reloaded, nil
 	}
-	defer unlock()
-	r, err := a.Rotation()
-	if err != nil || a.now().Before(r.Due) {
-		return reloaded, err
-	}
-	return true, a.executeStep(r.Next)
+	return reloaded || err == nil, err
 }

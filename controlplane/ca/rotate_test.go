@@ -120,10 +120,10 @@ func TestRotationCausesNoFailedHandshake(t *testing.T) {
 	if last.count != 1 {
 		t.Errorf("%d roots are trusted after the retirement, want 1", last.count)
 	}
-	if _, err := os.Stat(filepath.Join(s.state.path(), rootKeyFile)); !os.IsNotExist(err) {
+	if _, err := os.Stat(filepath.Join(s.store.Location(), rootKeyFile)); !os.IsNotExist(err) {
 		t.Errorf("the retired root's key still exists: %v", err)
 	}
-	again := load(t, s.state.dir, Options{Clock: clock.time})
+	again := load(t, s.store.(dirStore).dir, Options{Clock: clock.time})
 	if !bytes.Equal(again.RootPEM(), s.RootPEM()) || again.TrustDomain() != s.TrustDomain() {
 		t.Error("after a restart the authority has another root")
 	}
@@ -202,7 +202,7 @@ func plugInDir(t *testing.T, dir string) (root *x509.Certificate) {
 func TestPlugInCertificatesChainToTheirRoot(t *testing.T) {
 	dir := t.TempDir()
 	root := plugInDir(t, dir)
-	s := startServer(t, Options{PlugIn: dir})
+	s := startServer(t, Options{PlugIn: PlugInDir(dir)})
 	pool := x509.NewCertPool()
 	pool.AddCert(root)
 	m := s.member(t, s.withToken(t, "shop", "reviews"), pool)
@@ -242,7 +242,7 @@ func TestPlugInCertificatesChainToTheirRoot(t *testing.T) {
 func TestPlugInIsReplacedInItsOwnDirectory(t *testing.T) {
 	dir, now := t.TempDir(), newClock()
 	plugInDir(t, dir)
-	a := load(t, t.TempDir(), Options{PlugIn: dir, Clock: now.time})
+	a := load(t, t.TempDir(), Options{PlugIn: PlugInDir(dir), Clock: now.time})
 	now.advance(24 * time.Hour)
 	_, err := a.signWorkload(Identity{"cluster.local", "a", "b"}, newKey(t).Public(), time.Hour)
 	wantError(t, err, "in "+dir+" expired at", replacePlugIn)

@@ -150,7 +150,7 @@ func TestServerReportsAnExpiredRoot(t *testing.T) {
 	server := a.ServerTLS()
 	now.advance(rootTTL + time.Hour)
 	_, err := server.GetCertificate(&tls.ClientHelloInfo{})
-	wantError(t, err, "expired at", a.dir)
+	wantError(t, err, "expired at", a.location())
 	if !strings.Contains(book.String(), "TLS handshakes fail") {
 		t.Errorf("the log: %s", book.String())
 	}

@@ -356,7 +356,7 @@ func TestNoCertificateOutlivesTheRoot(t *testing.T) {
 	}
 	now.advance(2 * time.Hour)
 	_, err = a.signWorkload(id, newKey(t).Public(), time.Hour)
-	wantError(t, err, a.dir, "expired at", "move that directory away")
+	wantError(t, err, a.location(), "expired at", "move that directory away")
 }
 
 func TestSerialNumbersAreNotRepeated(t *testing.T) {

@@ -50,11 +50,11 @@ func (a *Authority) sign(template *x509.Certificate, key crypto.PublicKey, ttl t
 func (a *Authority) signWith(by *issuer, template *x509.Certificate, key crypto.PublicKey, ttl time.Duration) (*x509.Certificate, error) {
 	now := a.now()
 	if !now.Before(by.notAfter) {
-		remedy := startAgain
-		if a.opts.PlugIn != "" {
-			remedy = replacePlugIn
+		remedy := a.store.Remedy()
+		if a.opts.PlugIn != nil {
+			remedy = a.opts.PlugIn.Remedy()
 		}
-		return nil, fmt.Errorf("the authority's certificate in %s expired at %s: %s", a.directory(), by.notAfter.Format(time.RFC3339), remedy)
+		return nil, fmt.Errorf("the authority's certificate in %s expired at %s: %s", a.location(), by.notAfter.Format(time.RFC3339), remedy)
 	}
 	a.warnOfExpiry()
 	serial, err := newSerial()

@@ -84,7 +84,7 @@ func (a *Authority) tokenIssuer() string { return "spiffe://" + a.trustDomain }
 // VerifyToken verifies a token that this authority issued by IssueToken, and returns the identity that it proves.
 func (a *Authority) VerifyToken(token string) (Identity, error) {
 	if len(token) > maxToken {
-		return Identity{}, fmt.Errorf("the token has %d bytes; at most %d are allowed", len(token), maxToken)
+		return Identity{}, tokenSizeError(len(token))
 	}
 	parsed, err := jwt.ParseSigned(token, []jose.SignatureAlgorithm{jose.ES256})
 	if err != nil {
@@ -99,6 +99,10 @@ func (a *Authority) VerifyToken(token string) (Identity, error) {
 		return Identity{}, err
 	}
 	return a.subjectOf(claims)
+}
+
+func tokenSizeError(size int) error {
+	return fmt.Errorf("the token has %d bytes; at most %d are allowed", size, maxToken)
 }
 
 func (a *Authority) checkClaims(claims jwt.Claims) error {

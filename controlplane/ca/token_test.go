@@ -29,11 +29,11 @@ func signToken(t testing.TB, alg jose.SignatureAlgorithm, key any, claims any) s
 // tokenKeyOf returns the private key with which an authority signs tokens.
 func tokenKeyOf(t testing.TB, a *Authority) *ecdsa.PrivateKey {
 	t.Helper()
-	m, err := state{dir: strings.TrimSuffix(a.dir, authorityDir), log: a.log}.read()
+	key, err := readTokenKey(a.store)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return m.tokenKey
+	return key
 }
 
 func goodClaims(a *Authority) map[string]any {

@@ -16,7 +16,7 @@ const (
 
 // lock serializes root rotations, even between processes, so that no step is executed twice. It takes a file lock on
 // the authority's directory, which the kernel releases when the process ends.
-func (s state) lock() (unlock func(), err error) {
+func (s dirStore) lock() (unlock func(), err error) {
 	dir, err := os.Open(s.path())
 	if err != nil {
 		return nil, s.explain("rotating roots", err)

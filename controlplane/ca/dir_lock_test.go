@@ -28,7 +28,7 @@ func TestConcurrentRotationsExecuteEachStepOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, err := a.state.readGenerations()
+	g, err := a.store.(dirStore).readGenerations()
 	if err != nil || g.Active != processes*steps/3 || g.Announced != 0 || g.Previous != 0 {
 		t.Errorf("after %d steps the state is %+v, %v", processes*steps, g, err)
 	}

@@ -244,7 +244,7 @@ func TestFileSystemErrorsHaveRemedies(t *testing.T) {
 		syscall.ENOSPC: "free space", syscall.EDQUOT: "free space", syscall.EROFS: "writable", syscall.EACCES: "writable",
 		syscall.ENOTDIR: "a file", syscall.EIO: "another state directory",
 	} {
-		err := state{dir: "/somewhere"}.explain("making it", &fs.PathError{Op: "open", Path: "x", Err: trouble})
+		err := dirStore{dir: "/somewhere"}.explain("making it", &fs.PathError{Op: "open", Path: "x", Err: trouble})
 		wantError(t, err, "/somewhere", trouble.Error(), remedy)
 		if !errors.Is(err, trouble) {
 			t.Errorf("the error %v does not wrap its cause", err)

@@ -1,6 +1,7 @@
 package ca
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
-	"time"
 )
 
 // Files of an authority. They are in authorityDir inside the state directory, which is created atomically together with
@@ -28,60 +28,116 @@ const (
 const startAgain = "move that directory away and restart the control plane, which then creates a new root; " +
 	"then every workload needs the new root certificate and a new token"
 
-// state gives access to an authority's files. dir is the state directory.
-type state struct {
+// dirStore is a Store in a directory. dir is the state directory.
+type dirStore struct {
 	dir string
 	log *slog.Logger
 }
 
-func (s state) path() string { return filepath.Join(s.dir, authorityDir) }
+// NewDirStore returns the store in the state directory dir. It logs warnings about access by other users.
+func NewDirStore(dir string, log *slog.Logger) Store { return dirStore{dir: dir, log: log} }
 
-// open reads the authority. If none exists, open creates one unless opts.MustExist is set.
-func (s state) open(opts Options) (*material, error) {
-	if s.dir == "" {
-		return nil, errors.New("the certificate authority needs a state directory, but none is specified")
+func (s dirStore) path() string { return filepath.Join(s.dir, authorityDir) }
+
+// Location implements Store.
+func (s dirStore) Location() string { return s.path() }
+
+// Remedy implements Store.
+func (s dirStore) Remedy() string { return startAgain }
+
+// Read implements Store. It removes other users' permissions for the directory.
+func (s dirStore) Read(context.Context) (Material, error) {
+	if err := s.exists(); err != nil {
+		return Material{}, err
 	}
-	if err := s.ensure(opts); err != nil {
-		return nil, err
+	if err := s.tighten(); err != nil {
+		return Material{}, err
 	}
-	s.warnOfWriters()
-	m, err := s.read()
-	if err == nil && opts.PlugIn == "" {
-		err = m.check(opts.TrustDomain, opts.Clock())
-	}
+	g, err := s.readGenerations()
 	if err != nil {
-		return nil, fmt.Errorf("the certificate authority in %s: %w", s.path(), err)
+		return Material{}, err
 	}
-	return m, nil
+	for {
+		m, err := s.readRoots(g)
+		if err == nil {
+			return m, nil
+		}
+		// Another process may have removed a root meanwhile.
+		now, againErr := s.readGenerations()
+		if againErr != nil || now.encoded == g.encoded {
+			return Material{}, err
+		}
+		g = now
+	}
 }
 
-func (s state) ensure(opts Options) error {
+func (s dirStore) readRoots(g generations) (m Material, err error) {
+	m = Material{Since: g.Since, Retire: g.Retire, Version: g.encoded}
+	if m.Active, err = s.readPair(g.Active); err != nil {
+		return m, err
+	}
+	if g.Announced > 0 {
+		if m.Announced, err = s.readOptionalPair(g.Announced); err != nil {
+			return m, err
+		}
+	}
+	if g.Previous > 0 {
+		m.Previous, err = s.readOptionalPair(g.Previous - 1)
+	}
+	return m, err
+}
+
+// exists returns an error that wraps fs.ErrNotExist if there is no authority.
+func (s dirStore) exists() error {
 	_, err := os.Stat(s.path())
-	switch {
-	case err == nil:
-		return nil
-	case !errors.Is(err, fs.ErrNotExist):
-		return s.explain("opening the certificate authority", err)
-	case opts.MustExist:
-		return fmt.Errorf("there is no certificate authority in %s: specify the control plane's state directory; "+
-			"the control plane creates the authority when it first starts", s.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return missingAuthorityError(s.dir)
 	}
-	return s.create(opts.TrustDomain, opts.Clock())
+	if err != nil {
+		return s.explain("opening the certificate authority", err)
+	}
+	return nil
 }
 
-// create writes a new authority to a temporary directory, and then renames the directory. If several processes do this
-// at the same time, only one rename succeeds, and the other processes use its result.
-func (s state) create(trustDomain string, now time.Time) error {
-	if trustDomain == "" {
-		trustDomain = DefaultTrustDomain
+// missingAuthorityError reports that the state directory with this path contains no authority.
+type missingAuthorityError string
+
+func (e missingAuthorityError) Error() string {
+	return fmt.Sprintf("there is no certificate authority in %s: specify the control plane's state directory; "+
+		"the control plane creates the authority when it first starts", string(e))
+}
+
+func (missingAuthorityError) Is(target error) bool { return target == fs.ErrNotExist }
+
+func (s dirStore) readPair(generation int) (p KeyPair, err error) {
+	dir := s.generationDir(generation)
+	if p.Certificate, err = readPart(dir, rootCertFile, false); err == nil {
+		p.Key, err = readPart(dir, rootKeyFile, true)
 	}
-	if err := validateTrustDomain(trustDomain); err != nil {
-		return err
-	}
-	m, err := newMaterial(trustDomain, now)
+	return p, err
+}
+
+func (s dirStore) readOptionalPair(generation int) (*KeyPair, error) {
+	p, err := s.readPair(generation)
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("root %d: %w", generation, err)
 	}
+	return &p, nil
+}
+
+// TokenKey implements Store.
+func (s dirStore) TokenKey(context.Context) (File, error) {
+	return readPart(s.path(), tokenKeyFile, true)
+}
+
+func readPart(dir, name string, secret bool) (File, error) {
+	data, err := readFile(filepath.Join(dir, name), secret, startAgain)
+	return File{name, data}, err
+}
+
+// Create implements Store. It writes a new authority to a temporary directory, and then renames the directory. If
+// several processes do this at the same time, only one rename succeeds, and the other processes use its result.
+func (s dirStore) Create(_ context.Context, m Material, tokenKey []byte) error {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return s.explain("creating the state directory", err)
 	}
@@ -90,13 +146,13 @@ func (s state) create(trustDomain string, now time.Time) error {
 		return s.explain("creating a certificate authority", err)
 	}
 	defer func() { _ = os.RemoveAll(draft) }()
-	if err := m.write(draft); err != nil {
+	if err := writeFiles(draft, m.Active.Certificate, m.Active.Key, File{tokenKeyFile, tokenKey}); err != nil {
 		return s.explain("creating a certificate authority", err)
 	}
-	return s.publish(draft, m)
+	return s.publish(draft)
 }
 
-func (s state) publish(draft string, m *material) error {
+func (s dirStore) publish(draft string) error {
 	err := os.Rename(draft, s.path())
 	if errors.Is(err, fs.ErrExist) {
 		return nil // another process has created the authority
@@ -107,25 +163,13 @@ func (s state) publish(draft string, m *material) error {
 	if err := syncDir(s.dir); err != nil {
 		return s.explain("creating a certificate authority", err)
 	}
-	s.log.Info("created a certificate authority", "directory", s.path(), "trustDomain", m.trustDomain, "notAfter", m.root.NotAfter)
 	return nil
 }
 
-// write writes and syncs all files, so that they survive a power failure or a crash of the kernel.
-func (m *material) write(dir string) error {
-	rootKey, err := encodeKey(m.rootKey)
-	if err != nil {
-		return err
-	}
-	tokenKey, err := encodeKey(m.tokenKey)
-	if err != nil {
-		return err
-	}
-	for _, f := range []struct {
-		name string
-		data []byte
-	}{{rootCertFile, encodeCertificate(m.root)}, {rootKeyFile, rootKey}, {tokenKeyFile, tokenKey}} {
-		if err := writeFile(filepath.Join(dir, f.name), f.data); err != nil {
+// writeFiles writes and syncs all files, so that they survive a power failure or a crash of the kernel.
+func writeFiles(dir string, files ...File) error {
+	for _, f := range files {
+		if err := writeFile(filepath.Join(dir, f.Name), f.Data); err != nil {
 			return err
 		}
 	}
@@ -156,44 +200,9 @@ func syncDir(path string) error {
 	return errors.Join(err, d.Close())
 }
 
-func (s state) read() (*material, error) {
-	if err := s.tighten(); err != nil {
-		return nil, err
-	}
-	generations, err := s.readGenerations()
-	if err != nil {
-		return nil, err
-	}
-	data := map[string][]byte{}
-	for _, name := range []string{rootCertFile, rootKeyFile, tokenKeyFile} {
-		dir := s.path()
-		if name != tokenKeyFile {
-			dir = s.generationDir(generations.Active)
-		}
-		content, err := readFile(filepath.Join(dir, name), name != rootCertFile, startAgain)
-		if err != nil {
-			return nil, err
-		}
-		data[name] = content
-	}
-	m, name := &material{}, rootCertFile
-	if m.root, m.trustDomain, err = parseRoot(data[name]); err == nil {
-		name = rootKeyFile
-		m.rootKey, err = parseKey(data[name])
-	}
-	if err == nil {
-		name = tokenKeyFile
-		m.tokenKey, err = parseKey(data[name])
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s is damaged (%w): restore the directory from a backup, or %s", name, err, startAgain)
-	}
-	return m, nil
-}
-
 // warnOfWriters logs a warning if other users can write to the state directory, because they can then replace the
 // authority. This is not an error, because volumes in Kubernetes have such a mode, although only one pod uses them.
-func (s state) warnOfWriters() {
+func (s dirStore) warnOfWriters() {
 	info, err := os.Stat(s.dir)
 	if err != nil || info.Mode().Perm()&0o022 == 0 || info.Mode()&fs.ModeSticky != 0 {
 		return
@@ -203,7 +212,7 @@ func (s state) warnOfWriters() {
 }
 
 // tighten removes other users' permissions for the authority's directory. readFile checks the permissions of each file.
-func (s state) tighten() error {
+func (s dirStore) tighten() error {
 	info, err := os.Stat(s.path())
 	if err != nil {
 		return err
@@ -258,7 +267,7 @@ func checkSecret(f *os.File, remedy string) error {
 }
 
 // explain adds the directory and the remedy to a file system error.
-func (s state) explain(doing string, err error) error {
+func (s dirStore) explain(doing string, err error) error {
 	remedy := "specify another state directory"
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT), errors.Is(err, syscall.EFBIG):
