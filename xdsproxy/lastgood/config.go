@@ -22,6 +22,14 @@ import (
 // DefaultMaxBytes is the default size limit of all files.
 const DefaultMaxBytes = 256 << 20
 
+// maxWriteRate limits how many bytes the store writes per second on average, because a control plane may change one
+// resource of a large configuration every few seconds, and each save writes whole files. maxPause limits the time
+// between two saves.
+const (
+	maxWriteRate = 20 << 10
+	maxPause     = 5 * time.Minute
+)
+
 // Config configures a Store.
 type Config struct {
 	// Dirs lists candidate directories. The store uses the first usable one. A directory must not contain other files.
@@ -30,7 +38,8 @@ type Config struct {
 	// MaxBytes limits the total size of the files; zero selects DefaultMaxBytes.
 	MaxBytes int64
 	// The store saves changes when Delay has passed without a further change, and at the latest MaxDelay after the
-	// first change. Zero selects 5 s and 1 min.
+	// first change. Zero selects 5 s and 1 min. The store delays a save further if the previous one was large: see
+	// maxWriteRate.
 	Delay, MaxDelay time.Duration
 	// HangTimeout is the time after which a disk operation counts as hung; zero selects 10 s.
 	HangTimeout time.Duration

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -23,6 +24,8 @@ const (
 type directory struct {
 	path string
 	lock *os.File
+	// written is the number of bytes that replace has written.
+	written int64
 }
 
 // openFirst opens the first usable directory. If none is usable, it returns the errors of all.
@@ -151,6 +154,9 @@ func (d *directory) replace(path string, now time.Time, write func(*bufio.Writer
 	out := bufio.NewWriterSize(f, bufferSize)
 	if err = write(out); err == nil {
 		err = out.Flush()
+	}
+	if size, e := f.Seek(0, io.SeekCurrent); e == nil {
+		d.written += size
 	}
 	if err == nil {
 		err = f.Sync()

@@ -211,9 +211,10 @@ func (r *Recording) isLarge() bool {
 }
 
 // removeDue removes and returns the changes that the store must save now. After MaxDelay, these are all changes. The
-// changes of a complete configuration are also due after Delay, if they are large, or if force is set. Large changes of
-// an incomplete configuration are due too, except listeners: an Envoy that receives stored listeners becomes ready. If
-// no changes are due, removeDue schedules the next save. The caller holds the store's mu.
+// changes of a complete configuration are also due after Delay. No changes are due before the store's nextSave. If the
+// changes are large, or if force is set, those of a complete configuration are due at once. Large changes of an
+// incomplete configuration are due too, except listeners: an Envoy that receives stored listeners becomes ready. If no
+// changes are due, removeDue schedules the next save. The caller holds the store's mu.
 func (r *Recording) removeDue(force bool) batch {
 	if len(r.types) == 0 {
 		return batch{}
@@ -223,6 +224,7 @@ func (r *Recording) removeDue(force bool) batch {
 	if r.isComplete {
 		remaining = min(remaining, c.Delay-now.Sub(r.last))
 	}
+	remaining = max(remaining, r.store.nextSave.Sub(now))
 	switch {
 	case remaining <= 0 || r.isComplete && (force || r.isLarge()):
 		return r.removeAll()

@@ -29,7 +29,9 @@ type Store struct {
 	current *Recording
 	queue   []batch // unsaved changes of previous recordings
 	timer   *time.Timer
-	isHung  bool // a disk operation has not returned within HangTimeout
+	// nextSave is the earliest time of the next save, which the size of the previous save determines.
+	nextSave time.Time
+	isHung   bool // a disk operation has not returned within HangTimeout
 	// isUnusable: no directory is usable.
 	isUnusable bool
 	status     Status
@@ -231,7 +233,8 @@ func (s *Store) wake() {
 	}
 }
 
-// save writes the changes that are due. If force is set, it writes all changes of a complete configuration.
+// save writes the changes that are due. If force is set, it writes all changes of a complete configuration, without
+// regard to maxWriteRate.
 func (s *Store) save(force bool) {
 	s.mu.Lock()
 	batches, isUpToDate := s.queue, false
@@ -241,18 +244,35 @@ func (s *Store) save(force bool) {
 		batches = append(batches, r.removeDue(force || isUpToDate))
 	}
 	s.mu.Unlock()
-	var err error
-	for _, b := range batches {
-		err = s.saveBatch(b, err)
-	}
+	written, err := s.saveBatches(batches)
 	if err == nil && isUpToDate && s.dir != nil {
 		err = s.dir.markUpToDate(s.config.Now())
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if written > 0 {
+		s.nextSave = time.Now().Add(pauseAfter(written))
+	}
 	if err != nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
 		s.fail(err)
 	}
+}
+
+// pauseAfter returns the minimum time until the next save after a save of written bytes.
+func pauseAfter(written int64) time.Duration {
+	return min(time.Duration(written/maxWriteRate)*time.Second, maxPause)
+}
+
+// saveBatches writes the files of the batches and frees their messages. It returns the size of the written files.
+func (s *Store) saveBatches(batches []batch) (written int64, err error) {
+	if s.dir != nil {
+		before := s.dir.written
+		defer func() { written = s.dir.written - before }()
+	}
+	for _, b := range batches {
+		err = s.saveBatch(b, err)
+	}
+	return 0, err
 }
 
 // saveBatch writes the files of a batch and frees its messages. It writes listeners last. failed is the error of an

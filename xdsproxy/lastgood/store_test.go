@@ -500,6 +500,40 @@ func TestLargeChangesAreSavedWithoutDelay(t *testing.T) {
 	_ = snapshot.Close()
 }
 
+// After a save, the next save waits in proportion to the written bytes. A forced save does not wait.
+func TestSavesAreLimitedByWrittenBytes(t *testing.T) {
+	s := openStore(t, Config{Dirs: []string{t.TempDir()}})
+	r := s.Begin(testIdentity)
+	accept(t, r, "1", "a="+strings.Repeat("x", 100*maxWriteRate))
+	complete(r)
+	testenv.Eventually(t, "the first change is saved", func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.nextSave.IsZero() {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	accept(t, r, "2", "a=A")
+	s.mu.Lock()
+	pause := time.Until(s.nextSave)
+	due := r.removeDue(false)
+	s.mu.Unlock()
+	if pause < 40*time.Second || pause > 101*time.Second {
+		t.Errorf("the next save waits %s, want 100 s", pause)
+	}
+	if len(due.types) != 0 {
+		t.Errorf("changes of %d types are due before that", len(due.types))
+	}
+	expectStored(t, s, "a=2:A") // loading forces a save
+}
+
+func TestPauseBetweenSavesIsLimited(t *testing.T) {
+	if got := pauseAfter(1 << 40); got != maxPause {
+		t.Errorf("the pause after a save of 1 TiB is %s, want %s", got, maxPause)
+	}
+}
+
 // FuzzLoad loads arbitrary files: they are either loaded or refused.
 func FuzzLoad(f *testing.F) {
 	dir := f.TempDir()
