@@ -14,7 +14,8 @@ import (
 //
 // It does not use protojson, because protojson quotes 64-bit numbers, and a Parser refuses numbers in quotes.
 func Encode(r *Resource) ([]byte, error) {
-	metadata := map[string]any{"name": r.Name, "namespace": r.Namespace}
+	metadata := map[string]any{"name": r.Name}
+	setText(metadata, "namespace", r.Namespace)
 	if len(r.Labels) > 0 {
 		metadata["labels"] = r.Labels
 	}
@@ -30,6 +31,16 @@ func Encode(r *Resource) ([]byte, error) {
 		document["spec"] = encodeService(spec)
 	case *SecretSpec:
 		document["data"] = encodeSecret(spec)
+	case *PodSpec:
+		encodePod(spec, document, metadata)
+	case *EndpointSliceSpec:
+		encodeEndpointSlice(spec, document, metadata)
+	case *NodeSpec:
+		encodeNode(spec, metadata)
+	case *NamespaceSpec:
+		if spec.Terminating {
+			metadata["deletionTimestamp"] = encodedDeletion
+		}
 	case proto.Message:
 		document["spec"] = encodeMessage(spec.ProtoReflect())
 	}
@@ -54,6 +65,13 @@ func encodeService(s *ServiceSpec) map[string]any {
 		spec["clusterIPs"] = s.ClusterIPs
 	}
 	setText(spec, "externalName", s.ExternalName)
+	setText(spec, "trafficDistribution", s.TrafficDistribution)
+	if s.PublishNotReadyAddresses {
+		spec["publishNotReadyAddresses"] = true
+	}
+	if s.NodeLocal {
+		spec["internalTrafficPolicy"] = nodeLocalPolicy
+	}
 	if len(s.Selector) > 0 {
 		spec["selector"] = s.Selector
 	}

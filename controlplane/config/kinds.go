@@ -15,7 +15,7 @@ func Kinds() []Kind {
 	return []Kind{
 		Service, ServiceEntry, WorkloadEntry, VirtualService, DestinationRule, Gateway, Sidecar,
 		PeerAuthentication, AuthorizationPolicy, RequestAuthentication, EnvoyFilter, WorkloadGroup, ProxyConfig, Telemetry,
-		WasmPlugin, Secret,
+		WasmPlugin, Secret, Pod, EndpointSlice, Node, Namespace,
 	}
 }
 
@@ -51,7 +51,7 @@ func (k Kind) NewSpec() protoreflect.ProtoMessage {
 type kindInfo struct {
 	group    string // "" is the Kubernetes core group
 	versions []string
-	message  protoreflect.MessageType // type of the spec; nil for a Service
+	message  protoreflect.MessageType // type of the spec; nil for objects of Kubernetes
 	validate func(s validator, spec protoreflect.ProtoMessage)
 }
 
@@ -60,6 +60,7 @@ const (
 	securityGroup   = "security.istio.io"
 	telemetryGroup  = "telemetry.istio.io"
 	extensionsGroup = "extensions.istio.io"
+	discoveryGroup  = "discovery.k8s.io"
 )
 
 var (
@@ -72,6 +73,10 @@ var (
 var kinds = map[Kind]kindInfo{
 	Service:             {group: "", versions: []string{"v1"}},
 	Secret:              {group: "", versions: []string{"v1"}},
+	Pod:                 {group: "", versions: []string{"v1"}},
+	Node:                {group: "", versions: []string{"v1"}},
+	Namespace:           {group: "", versions: []string{"v1"}},
+	EndpointSlice:       {group: discoveryGroup, versions: []string{"v1"}},
 	VirtualService:      istioKind(networkingGroup, networkingVersions, validateVirtualService),
 	DestinationRule:     istioKind(networkingGroup, networkingVersions, validateDestinationRule),
 	Gateway:             istioKind(networkingGroup, networkingVersions, validateGateway),
@@ -100,8 +105,8 @@ func istioKind[M protoreflect.ProtoMessage](group string, versions []string, val
 // inertKinds lists the kinds of Kubernetes' core group that the parser skips, because they have no effect on the mesh.
 // It also skips all kinds of other API groups, except Istio's.
 var inertKinds = []string{
-	"Pod", "ServiceAccount", "Namespace", "ConfigMap", "Endpoints", "PersistentVolume", "PersistentVolumeClaim",
-	"ReplicationController", "LimitRange", "ResourceQuota", "PodTemplate", "Node", "Event", "Binding", "ComponentStatus",
+	"ServiceAccount", "ConfigMap", "Endpoints", "PersistentVolume", "PersistentVolumeClaim",
+	"ReplicationController", "LimitRange", "ResourceQuota", "PodTemplate", "Event", "Binding", "ComponentStatus",
 }
 
 // unsupportedKinds lists, by API group, kinds that have an effect in other meshes, but not with this control plane.

@@ -21,12 +21,24 @@ var serviceFields = []string{
 	"allocateLoadBalancerNodePorts", "trafficDistribution", "topologyKeys",
 }
 
+// nodeLocalPolicy is the value of internalTrafficPolicy that selects the endpoints on the client's node.
+const nodeLocalPolicy = "Local"
+
+// Values of trafficDistribution. PreferClose is the former name of PreferSameZone.
+const (
+	PreferClose    = "PreferClose"
+	PreferSameZone = "PreferSameZone"
+	PreferSameNode = "PreferSameNode"
+)
+
 var servicePortFields = []string{"name", "protocol", "appProtocol", "port", "targetPort", "nodePort"}
 
 var (
 	serviceTypes     = []string{"ClusterIP", "NodePort", "LoadBalancer", "ExternalName"}
 	serviceProtocols = []string{"TCP", "UDP", "SCTP"}
 	sessionAffinity  = []string{"None", "ClientIP"}
+	trafficPolicies  = []string{"Cluster", nodeLocalPolicy}
+	distributions    = []string{PreferSameZone, PreferSameNode, PreferClose}
 	portName         = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,13}[a-z0-9])?$`)
 )
 
@@ -52,6 +64,12 @@ func (d *document) readService(n *yaml.Node) *ServiceSpec {
 			}
 		case "ports":
 			spec.Ports = d.readServicePorts(value, path)
+		case "publishNotReadyAddresses":
+			spec.PublishNotReadyAddresses, _ = d.readBool(value, path)
+		case "internalTrafficPolicy":
+			spec.NodeLocal = d.readKnown(value, path, trafficPolicies) == nodeLocalPolicy
+		case "trafficDistribution":
+			spec.TrafficDistribution = d.readKnown(value, path, distributions)
 		case "sessionAffinity":
 			if d.checkOneOf(value, path, sessionAffinity) == "ClientIP" {
 				d.reportAs(NoEffect, Warning, d.nodePosition(value), path, value.Value, "has no effect in this version", "remove it")
@@ -72,6 +90,16 @@ func (d *document) checkOneOf(n *yaml.Node, path string, allowed []string) strin
 			remedy = fmt.Sprintf("did you mean %s? Allowed are %s", match, joinNames(allowed))
 		}
 		d.refuse(n, path, text, "not a value of this field", remedy)
+	}
+	return text
+}
+
+// readKnown returns the text of n. Newer versions of Kubernetes may have other values than known, so another value is a
+// warning.
+func (d *document) readKnown(n *yaml.Node, path string, known []string) string {
+	text, ok := d.readText(n, path)
+	if ok && !contains(known, text) {
+		d.reportAs(NoEffect, Warning, d.nodePosition(n), path, text, "not a known value, so clients use all endpoints", "use one of: "+joinNames(known))
 	}
 	return text
 }

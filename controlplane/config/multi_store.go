@@ -80,7 +80,7 @@ func (j *MultiStore) Subscribe(notify func(changed []Key)) (cancel func()) {
 	}
 }
 
-// Problems returns an error for each hidden resource, which has the same key as a resource of an earlier store.
+// Problems returns a finding for each hidden resource, which has the same key as a resource of an earlier store.
 func (j *MultiStore) Problems() []Problem {
 	var problems []Problem
 	for _, kind := range Kinds() {
@@ -88,7 +88,7 @@ func (j *MultiStore) Problems() []Problem {
 		for _, h := range hidden {
 			problems = append(problems, Problem{
 				Code:     DuplicateName,
-				Severity: Error,
+				Severity: h.loser.Kind.DuplicateSeverity(),
 				Key:      h.loser.Key,
 				At:       h.loser.Origin,
 				Field:    "metadata.name",

@@ -64,7 +64,10 @@ func (d *document) readHeader(root *yaml.Node, defaultNamespace string) objectHe
 		d.key.Name = scalarField(h.metadata, "name")
 		d.key.Namespace = scalarField(h.metadata, "namespace")
 	}
-	if d.key.Namespace == "" {
+	switch {
+	case d.key.Kind.IsClusterScoped():
+		d.key.Namespace = ""
+	case d.key.Namespace == "":
 		d.key.Namespace = defaultNamespace
 	}
 	return h
@@ -86,6 +89,9 @@ func (d *document) read(h objectHeader, check func(*Resource) []Problem) *Resour
 	info, ok := d.lookupKind(h)
 	if !ok {
 		return nil
+	}
+	if d.key.Kind.IsClusterState() {
+		return d.readClusterObject(h)
 	}
 	d.checkFields(h)
 	d.readMetadata(&h)
@@ -168,10 +174,15 @@ func (d *document) lookupKind(h objectHeader) (info kindInfo, ok bool) {
 		d.unknownKind = true
 		d.refuseAs(NoSuchKind, d.fieldPosition("kind"), "kind", h.kind, "unknown kind", kindRemedy(h.group, h.kind))
 	default:
-		d.inert = true
-		d.reportAs(KindNoEffect, Info, d.origin, "", "", fmt.Sprintf("%s of %s was read and has no effect here", h.kind, h.apiVersion), noRemedyNeeded)
+		d.reportNoEffect(h)
 	}
 	return info, false
+}
+
+// reportNoEffect records that the kind has no effect.
+func (d *document) reportNoEffect(h objectHeader) {
+	d.inert = true
+	d.reportAs(KindNoEffect, Info, d.origin, "", "", fmt.Sprintf("%s of %s was read and has no effect here", h.kind, h.apiVersion), noRemedyNeeded)
 }
 
 func (d *document) checkVersion(h objectHeader, info kindInfo) bool {
@@ -179,6 +190,10 @@ func (d *document) checkVersion(h objectHeader, info kindInfo) bool {
 		if v == h.version {
 			return true
 		}
+	}
+	if d.key.Kind.IsClusterState() {
+		d.reportNoEffect(h)
+		return false
 	}
 	d.refuseAs(NoSuchKind, d.fieldPosition("apiVersion"), "apiVersion", h.apiVersion, "no known version of a "+h.kind, "one of: "+strings.Join(d.key.Kind.APIVersions(), ", "))
 	return false

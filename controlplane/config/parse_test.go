@@ -162,6 +162,7 @@ func TestServiceIsReadAsKubernetesDoes(t *testing.T) {
 			{Name: "http-web", Protocol: "TCP", AppProtocol: "http", Port: 80, TargetPort: 9080},
 			{Name: "metrics", Protocol: "TCP", Port: 9100, TargetPortName: "prom"},
 		},
+		PublishNotReadyAddresses: true,
 	}
 	if diff := cmp.Diff(want, resources[1].Spec); diff != "" {
 		t.Error(diff)

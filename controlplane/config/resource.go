@@ -1,5 +1,5 @@
-// Package config contains the documents that describe a mesh: Istio's resources, and Kubernetes Services and Secrets,
-// as users write them in files. It parses and validates them, holds them in stores, and notifies subscribers of
+// Package config contains the documents that describe a mesh: Istio's resources, and objects of Kubernetes, as users
+// write them in files or as a cluster contains them. It parses and validates them, holds them in stores, and notifies subscribers of
 // changes. Package dirstore reads the files. Package config does not depend on Envoy.
 package config
 
@@ -34,6 +34,11 @@ const (
 	ProxyConfig           Kind = "ProxyConfig"
 	Telemetry             Kind = "Telemetry"
 	WasmPlugin            Kind = "WasmPlugin"
+	// Pod, EndpointSlice, Node and Namespace are objects of a Kubernetes cluster, or of a copy of its objects in files.
+	Pod           Kind = "Pod"
+	EndpointSlice Kind = "EndpointSlice"
+	Node          Kind = "Node"
+	Namespace     Kind = "Namespace"
 )
 
 // Key identifies one resource.
@@ -88,7 +93,8 @@ type Resource struct {
 	// Origin is the position of the document; empty if it is not from a file.
 	Origin Position
 	// Spec is a pointer to the kind's own type: *v1alpha3.VirtualService and so on of istio.io/api
-	// (networking/v1alpha3, security/v1beta1), and *ServiceSpec and *SecretSpec for Kubernetes Services and Secrets.
+	// (networking/v1alpha3, security/v1beta1), and *ServiceSpec, *SecretSpec, *PodSpec, *EndpointSliceSpec, *NodeSpec
+	// and *NamespaceSpec for objects of Kubernetes.
 	Spec any
 	// Positions maps a field path of the document ("spec.http[0].route[0].destination.host") to its position in the
 	// file, for problems that are found later (an unknown host). Nil if the document is not from a file.
@@ -135,7 +141,7 @@ func (r *Resource) Equal(o *Resource) bool {
 		other, ok := o.Spec.(*SecretSpec)
 		return ok && spec.Equal(other)
 	}
-	return false
+	return equalClusterSpecs(r.Spec, o.Spec)
 }
 
 func equalMaps(a, b map[string]string) bool {

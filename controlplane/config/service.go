@@ -14,6 +14,13 @@ type ServiceSpec struct {
 	ExternalName string
 	Selector     map[string]string
 	Ports        []ServicePort
+	// PublishNotReadyAddresses: pods that are not ready are endpoints, too. EndpointSlices reflect this already.
+	PublishNotReadyAddresses bool
+	// NodeLocal: clients use only endpoints on their own node (internalTrafficPolicy: Local).
+	NodeLocal bool
+	// TrafficDistribution is the field trafficDistribution: PreferClose, PreferSameZone, PreferSameNode, or another value
+	// of a newer Kubernetes version. It is empty if not set.
+	TrafficDistribution string
 }
 
 // ServicePort is one port of a Kubernetes Service.

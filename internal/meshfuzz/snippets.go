@@ -1,6 +1,10 @@
 package meshfuzz
 
-import "github.com/pilotfish-mesh/pilotfish/controlplane/config"
+import (
+	"slices"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
 
 // snippet is a document with several versions.
 type snippet struct {
@@ -61,13 +65,47 @@ var snippets = []snippet{
 	}},
 }
 
+// clusterSnippets are objects of a Kubernetes cluster: a Service without a selector has the endpoints of their slice.
+var clusterSnippets = []snippet{
+	{config.Service, "v1", "ns0", "pods", []object{
+		{"ports": []any{object{"name": "http", "port": 80}}},
+		{"ports": []any{object{"name": "http", "port": 80}}, "trafficDistribution": "PreferSameNode"},
+		{"ports": []any{object{"name": "http", "port": 80}}, "internalTrafficPolicy": "Local", "clusterIP": "None"},
+	}},
+	{config.EndpointSlice, "discovery.k8s.io/v1", "ns0", "pods-1", []object{
+		podSlice(object{"addresses": []any{"10.250.0.1"}, "targetRef": object{"kind": "Pod", "name": "pod-0"}}),
+		podSlice(object{"addresses": []any{"10.250.0.1"}, "nodeName": "node", "targetRef": object{"kind": "Pod", "name": "pod-0"}}, object{"addresses": []any{"10.250.0.2"}, "nodeName": "node"}),
+	}},
+	{config.Pod, "v1", "ns0", "pod-0", []object{
+		{"metadata": object{"name": "pod-0", "namespace": "ns0", "labels": object{"app": "s0", "version": "v0"}}, "spec": object{"nodeName": "node"}, "status": object{"podIP": "10.250.0.1"}},
+		{"metadata": object{"name": "pod-0", "namespace": "ns0", "labels": object{"app": "s3"}}, "spec": object{"subdomain": "pods", "serviceAccountName": "s3"}, "status": object{"podIP": "10.250.0.1"}},
+	}},
+	{config.Node, "v1", "", "node", []object{
+		{"metadata": object{"name": "node", "labels": object{"topology.kubernetes.io/region": "r1"}}},
+		{"metadata": object{"name": "node", "labels": object{"topology.kubernetes.io/region": "r2", "topology.kubernetes.io/zone": "z"}}},
+	}},
+	{config.Namespace, "v1", "", "ns0", []object{
+		{"metadata": object{"name": "ns0", "annotations": object{"networking.istio.io/traffic-distribution": "PreferClose"}}},
+		{"metadata": object{"name": "ns0", "labels": object{"topology.istio.io/network": "n"}}},
+	}},
+}
+
+var allSnippets = slices.Concat(snippets, clusterSnippets)
+
+func podSlice(endpoints ...any) object {
+	return object{
+		"metadata":    object{"name": "pods-1", "namespace": "ns0", "labels": object{config.ServiceNameLabel: "pods"}},
+		"addressType": "IPv4", "ports": []any{object{"name": "http", "port": 8080}}, "endpoints": endpoints,
+	}
+}
+
 func (m *Mesh) editSnippet() (Edit, bool) {
-	s := pick(m, snippets)
+	s := pick(m, allSnippets)
 	if m.oneIn(3) {
 		return m.remove(s.kind, s.namespace, s.name)
 	}
 	version := pick(m, s.versions)
-	if s.kind == config.Secret {
+	if s.kind == config.Secret || s.kind.IsClusterState() {
 		return m.putFields(s.kind, s.apiVersion, s.namespace, s.name, version)
 	}
 	return m.put(s.kind, s.apiVersion, s.namespace, s.name, version)

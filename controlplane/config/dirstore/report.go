@@ -172,7 +172,7 @@ func (s *Store) findDuplicates(path string) []config.Problem {
 			continue
 		}
 		problems = append(problems, config.Problem{
-			Code: config.DuplicateName, Severity: config.Error, Key: key, At: h.resource.PositionOf("metadata.name"), Field: "metadata.name", Value: key.Name,
+			Code: config.DuplicateName, Severity: key.Kind.DuplicateSeverity(), Key: key, At: h.resource.PositionOf("metadata.name"), Field: "metadata.name", Value: key.Name,
 			Message: fmt.Sprintf("a %s of this name already exists at %s, and is the one in force", key.Kind, s.files[owner].accepted[key].resource.Origin),
 			Remedy:  "rename one of the two, or remove it",
 		})
@@ -206,6 +206,8 @@ func (s *Store) listDocuments(path string) []config.Document {
 			}
 		case s.isDenialInForce(t, d.Key):
 			doc.State = config.Denied
+		case good && d.Key.Kind.IsClusterState(): // another file has the same object
+			doc.State = config.Inert
 		}
 		listed[d.Key] = listed[d.Key] || !d.Inert
 		documents = append(documents, doc)
