@@ -4,6 +4,7 @@ import (
 	"context"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 	meshconfig "istio.io/api/mesh/v1alpha1"
@@ -15,16 +16,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registration"
 )
 
-// configSource is a store of documents from outside the process: files, or another control plane. While the source
+// Source is a store of documents from outside the process: files, another control plane, or a cluster. While the source
 // cannot be read, its last accepted documents stay in force.
-type configSource interface {
+type Source interface {
 	config.Store
 	// Run updates the store until the context ends.
 	Run(ctx context.Context) error
 	// Synced returns a channel that is closed when the store has received all documents for the first time. Proxies
 	// receive no configuration before that time, because a missing policy could permit requests.
 	Synced() <-chan struct{}
-	// Health reports whether the source can be read, and the reason if not.
+	// Health reports whether the source can be read, and the reason if not. Before Synced is closed, the reason names
+	// what is missing.
 	Health() (ok bool, reason string)
 	// Problems returns the findings of the source and of its documents.
 	Problems() []config.Problem
@@ -32,8 +34,27 @@ type configSource interface {
 	Documents() []config.Document
 }
 
+// MeshSource is a source of the mesh configuration.
+type MeshSource interface {
+	// Mesh returns the valid configuration in effect; nil means the defaults. It returns the same pointer until the
+	// configuration changes.
+	Mesh() *meshconfig.MeshConfig
+	// Problems returns the findings of the configuration.
+	Problems() []config.Problem
+	// Run updates the configuration until ctx ends. It calls changed after each change.
+	Run(ctx context.Context, changed func())
+}
+
+// meshUser is a Source that depends on the mesh configuration.
+type meshUser interface {
+	// UseMesh sets the mesh configuration. The server calls it before Run, and after each change. UseMesh does not
+	// block.
+	UseMesh(mesh *meshconfig.MeshConfig)
+}
+
 // openStores opens the configuration sources. If two sources have a document with the same key, the directories have
-// precedence, then Config.Stores, then the other sources in the order of the mesh configuration.
+// precedence, then Config.Stores, then Config.Sources, then the other control planes in the order of the mesh
+// configuration.
 func (s *Server) openStores() (err error) {
 	var documents []config.Store
 	paths, servers := splitSources(s.mesh())
@@ -49,6 +70,10 @@ func (s *Server) openStores() (err error) {
 		s.sources = append(s.sources, s.dirs)
 	}
 	documents = append(documents, s.cfg.Stores...)
+	for _, source := range s.cfg.Sources {
+		documents = append(documents, source)
+		s.sources = append(s.sources, source)
+	}
 	own := slices.Clone(documents)
 	for _, source := range s.openServers(servers) {
 		documents = append(documents, source)
@@ -60,6 +85,7 @@ func (s *Server) openStores() (err error) {
 		Logger: s.log, Registerer: s.registry,
 	})
 	s.store = config.NewMultiStore(append(documents, s.registrar)...)
+	s.notifyMeshUsers()
 	s.readers, err = newDocumentReaders(s.cfg.DocumentReaders, s.authority.TrustDomain(), config.NewMultiStore(append(own, s.registrar)...))
 	return err
 }
@@ -103,14 +129,24 @@ func (s *Server) awaitSources(ctx context.Context) bool {
 	return true
 }
 
-// sourceHealth returns the reason why the first unreadable source cannot be read, or "" if all sources can be read.
-func (s *Server) sourceHealth() string {
+// notifyMeshUsers passes the mesh configuration to the sources that depend on it.
+func (s *Server) notifyMeshUsers() {
 	for _, source := range s.sources {
-		if ok, reason := source.Health(); !ok {
-			return reason
+		if user, ok := source.(meshUser); ok {
+			user.UseMesh(s.mesh())
 		}
 	}
-	return ""
+}
+
+// sourceHealth returns the reasons why sources cannot be read, or "" if all sources can be read.
+func (s *Server) sourceHealth() string {
+	var reasons []string
+	for _, source := range s.sources {
+		if ok, reason := source.Health(); !ok {
+			reasons = append(reasons, reason)
+		}
+	}
+	return strings.Join(reasons, "; ")
 }
 
 // sourceProblems returns the findings of all sources, and a warning if configSources has changed since the control

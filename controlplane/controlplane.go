@@ -49,6 +49,10 @@ type Config struct {
 	OnInvalidPolicy config.OnInvalidPolicy
 	// Stores are stores of documents in addition to ConfigDirs.
 	Stores []config.Store
+	// Sources are sources of documents in addition to ConfigDirs, such as a Kubernetes cluster. The server runs them, and
+	// serves no proxy until all of them have synced. It serves the metrics of sources that implement
+	// prometheus.Collector.
+	Sources []Source
 	// StateDir is the directory of the certificate authority, the last accepted versions of refused documents and other
 	// state. Required.
 	StateDir string
@@ -76,7 +80,9 @@ type Config struct {
 	StartsProxies bool
 	// MeshConfigFile is a YAML file with Istio's MeshConfig. The control plane watches it.
 	MeshConfigFile string
-	// Mesh is the mesh configuration if MeshConfigFile is empty.
+	// MeshSource is the source of the mesh configuration if MeshConfigFile is empty. The server runs it.
+	MeshSource MeshSource
+	// Mesh is the mesh configuration if MeshConfigFile is empty and MeshSource is nil.
 	Mesh *meshconfig.MeshConfig
 	// MeshProblems are findings about Mesh, which the control plane reports with its own findings.
 	MeshProblems []config.Problem
@@ -218,14 +224,14 @@ type Server struct {
 	authority *ca.Authority
 	dirs      *dirstore.Store // nil if there are no ConfigDirs
 	// sources are all configuration sources. remote are the sources that are other control planes.
-	sources []configSource
+	sources []Source
 	remote  []config.Store
 	// startedSources are the configSources of the mesh configuration at the start.
 	startedSources []*meshconfig.ConfigSource
 	readers        *documentReaders
 	store          *config.MultiStore
 	registrar      *registration.Registrar
-	meshWatcher    *meshConfigWatcher // nil if no file is configured
+	meshSource     MeshSource // nil if the mesh configuration does not change
 	discovery      *xds.Server
 	pushLoop       *pushLoop
 	usage          *usageHistory
@@ -270,16 +276,17 @@ func New(cfg Config) (*Server, error) {
 }
 
 func (s *Server) readMesh() (err error) {
+	s.meshSource = s.cfg.MeshSource
 	if s.cfg.MeshConfigFile != "" {
-		s.meshWatcher, err = openMeshConfig(s.cfg.MeshConfigFile, s.log)
+		s.meshSource, err = openMeshConfig(s.cfg.MeshConfigFile, s.log)
 	}
 	return err
 }
 
 // mesh returns the current mesh configuration. It is nil if none is configured: the defaults then apply.
 func (s *Server) mesh() *meshconfig.MeshConfig {
-	if s.meshWatcher != nil {
-		return s.meshWatcher.mesh()
+	if s.meshSource != nil {
+		return s.meshSource.Mesh()
 	}
 	return s.cfg.Mesh
 }
@@ -305,6 +312,11 @@ func (s *Server) loadAuthority() (err error) {
 
 func (s *Server) composeDiscovery() (err error) {
 	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	for _, source := range s.cfg.Sources {
+		if metrics, ok := source.(prometheus.Collector); ok {
+			s.registry.MustRegister(metrics)
+		}
+	}
 	changes := &changeLog{}
 	s.usage = openUsageHistory(filepath.Join(s.cfg.StateDir, usageHistoryFile), time.Now, s.log)
 	s.discovery, err = xds.NewServer(xds.Config{
@@ -372,8 +384,13 @@ func (s *Server) Run(ctx context.Context) error {
 			}
 		})
 	}
-	if s.meshWatcher != nil {
-		background.Go(func() { s.meshWatcher.run(ctx, s.pushLoop.noteAll) })
+	if s.meshSource != nil {
+		background.Go(func() {
+			s.meshSource.Run(ctx, func() {
+				s.notifyMeshUsers()
+				s.pushLoop.noteAll()
+			})
+		})
 	}
 	s.serving.Store(true)
 	defer s.serving.Store(false)
@@ -430,8 +447,8 @@ func (s *Server) documentAndNACKProblems() []config.Problem {
 // of token issuers. It omits suppressed findings.
 func (s *Server) documentProblems() []config.Problem {
 	all := append([]config.Problem{}, s.cfg.MeshProblems...)
-	if s.meshWatcher != nil {
-		all = append(all, s.meshWatcher.problems()...)
+	if s.meshSource != nil {
+		all = append(all, s.meshSource.Problems()...)
 	}
 	all = append(all, s.sourceProblems()...)
 	all = append(all, s.store.Problems()...)

@@ -69,8 +69,8 @@ func (r meshConfigError) Error() string {
 	return fmt.Sprintf("%s: %s; %s", r.At.File, r.Message, r.Remedy)
 }
 
-// run polls the file until ctx ends. It calls changed when the file has new valid content.
-func (f *meshConfigWatcher) run(ctx context.Context, changed func()) {
+// Run polls the file until ctx ends. It calls changed when the file has new valid content.
+func (f *meshConfigWatcher) Run(ctx context.Context, changed func()) {
 	ticker := time.NewTicker(meshConfigInterval)
 	defer ticker.Stop()
 	for {
@@ -109,13 +109,15 @@ func (f *meshConfigWatcher) reload() (changed bool) {
 	return true
 }
 
-func (f *meshConfigWatcher) mesh() *meshconfig.MeshConfig {
+// Mesh implements MeshSource.
+func (f *meshConfigWatcher) Mesh() *meshconfig.MeshConfig {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.current
 }
 
-func (f *meshConfigWatcher) problems() []config.Problem {
+// Problems implements MeshSource.
+func (f *meshConfigWatcher) Problems() []config.Problem {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	_, warnings := config.ReadMesh(f.path, f.text) // returns the warnings about the content in effect

@@ -49,6 +49,12 @@ var rules = []rule{
 		forbidden: []string{"controlplane", "mesh", "k8s.io"},
 	},
 	{
+		reason: "only cmd/pilotfish links the Kubernetes client, so that the parts of the control plane work without a cluster",
+		of: []string{"controlplane/config", "controlplane/registry", "controlplane/snapshot", "controlplane/translate", "controlplane/xds",
+			"controlplane/ca", "controlplane/envoyfilter", "controlplane/analysis", "mesh", "bench"},
+		forbidden: []string{"k8s.io", "sigs.k8s.io", "controlplane/kube"},
+	},
+	{
 		reason:    "the agent's settings and log are resolved before there is an agent",
 		of:        []string{"agent/config", "agent/logging"},
 		direct:    true,
