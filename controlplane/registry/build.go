@@ -17,6 +17,7 @@ func Build(prev *Registry, store config.Store, opts Options, changed []config.Ke
 		prev, changed = &Registry{opts: opts}, nil
 	}
 	b := &builder{prev: prev, store: store, opts: opts, changed: newChangeSet(changed)}
+	b.readCluster(changed)
 	b.readWorkloads()
 	b.readSources()
 	b.buildEndpoints()
@@ -61,6 +62,25 @@ type builder struct {
 	endpointsDiffer  bool
 	// sameServices: all documents define the same services as before, so only endpoints can differ.
 	sameServices bool
+
+	cluster        clusterIndex
+	clusterChanges clusterChanges
+}
+
+// readCluster updates the index of the cluster's objects. It reads only the changed objects, so the cost of a change
+// does not depend on the number of pods.
+func (b *builder) readCluster(changed []config.Key) {
+	edit := newClusterEdit(b.prev.cluster)
+	if b.changed.all {
+		edit.readAll(b.store)
+	}
+	for _, key := range changed {
+		if slices.Contains(clusterKinds, key.Kind) {
+			edit.put(key, b.store.Get(key))
+		}
+	}
+	b.cluster, b.clusterChanges = edit.finish()
+	b.endpointsDiffer = b.clusterChanges.any // a later build needs the new index
 }
 
 // readWorkloads indexes the workloads of the namespaces that may have changed. It compares the workloads to find all
@@ -93,7 +113,7 @@ func (b *builder) readWorkloads() {
 
 func (b *builder) readSources() {
 	b.sameServices = true
-	if !b.changed.all && !b.changed.services && !b.changed.entries {
+	if !b.changed.all && !b.changed.services && !b.changed.entries && !b.clusterChanges.distributions {
 		b.sources = b.prev.sources
 		return
 	}
@@ -101,12 +121,13 @@ func (b *builder) readSources() {
 	for _, kind := range []config.Kind{config.Service, config.ServiceEntry} {
 		for _, r := range b.store.List(kind) {
 			before := former.lookup(r)
-			if before != nil && before.resource == r {
+			inherited := b.cluster.namespaceAnnotation(r.Namespace, distributionAnnotation)
+			if before != nil && before.resource == r && before.inherited == inherited {
 				b.sources = append(b.sources, before)
 				continue
 			}
 			b.endpointsDiffer = true
-			b.sources = append(b.sources, newSource(r, b.opts, before))
+			b.sources = append(b.sources, newSource(r, b.opts, inherited, before))
 		}
 	}
 	if len(b.sources) != len(b.prev.sources) {
@@ -144,30 +165,52 @@ func (b *builder) buildEndpoints() {
 		b.endpoints = maps.Clone(b.prev.endpoints)
 	}
 	for at, s := range b.sources {
-		if b.sameServices && s == b.prev.sources[at] && len(b.changedWorkloads) == 0 {
+		same := b.sameServices && s == b.prev.sources[at]
+		if same && len(b.changedWorkloads) == 0 && !b.clusterChanges.any {
 			continue
 		}
-		fresh := b.prev.bySource[s.resource.Key] != s
+		fresh := !same && b.prev.bySource[s.resource.Key] != s
 		for i, service := range s.services {
+			affected := fresh || b.isAffected(service)
+			if same && !affected {
+				continue // the copy of the previous endpoints contains them
+			}
 			before := b.prev.endpoints[service]
-			if before != nil && !fresh && !b.selectsChanged(service) {
+			if before != nil && !affected {
 				b.endpoints[service] = before
 				continue
 			}
-			now := newServiceEndpoints(s, i, b.workloads[service.Namespace], b.previousEndpoints(service))
+			now := b.newServiceEndpoints(s, i, b.previousEndpoints(service))
 			b.endpoints[service] = now
 			b.endpointsDiffer = b.endpointsDiffer || before == nil || !equalEndpoints(before, now)
 		}
 	}
 }
 
-func (b *builder) selectsChanged(service *Service) bool {
+// isAffected reports whether the changes of workloads and of the cluster's objects may affect the endpoints of a
+// service that itself has not changed.
+func (b *builder) isAffected(service *Service) bool {
 	for _, w := range b.changedWorkloads[service.Namespace] {
 		if matchesSelector(service.Selector, w.labels) {
 			return true
 		}
 	}
-	return false
+	changes := &b.clusterChanges
+	switch {
+	case !changes.any:
+		return false
+	case changes.namespaces[service.Namespace], service.Kubernetes && changes.services[objectName{service.Namespace, service.Name}]:
+		return true
+	case !service.Kubernetes && slices.ContainsFunc(changes.pods[service.Namespace], func(pod *config.Resource) bool { return matchesSelector(service.Selector, pod.Labels) }):
+		return true
+	}
+	return len(changes.nodes) > 0 && b.hasEndpointsOn(service, changes.nodes)
+}
+
+func (b *builder) hasEndpointsOn(service *Service, nodes map[string]bool) bool {
+	before := b.prev.endpoints[service]
+	onNode := func(e Endpoint) bool { return nodes[e.Node] }
+	return before != nil && (slices.ContainsFunc(before.endpoints, onNode) || slices.ContainsFunc(before.datagrams, onNode))
 }
 
 // previousEndpoints returns the previous endpoints of the service with the same hostname and namespace, or nil.
@@ -192,7 +235,7 @@ func (b *builder) registry() *Registry {
 	r := &Registry{
 		byHost: make(map[string][]*Service, len(b.endpoints)), opts: b.opts, aliases: map[string]string{}, targets: map[string]string{},
 		sources: b.sources, bySource: make(map[config.Key]*source, len(b.sources)),
-		workloads: b.workloads, endpoints: b.endpoints,
+		workloads: b.workloads, cluster: b.cluster, endpoints: b.endpoints,
 	}
 	for _, s := range b.sources {
 		r.bySource[s.resource.Key] = s
@@ -214,7 +257,7 @@ func (b *builder) registry() *Registry {
 // hasNewProblems reports whether any changed document or workload has a problem.
 func (b *builder) hasNewProblems() bool {
 	for at, s := range b.sources {
-		if s == b.prev.sources[at] && len(b.changedWorkloads) == 0 {
+		if s == b.prev.sources[at] && len(b.changedWorkloads) == 0 && !b.clusterChanges.any {
 			continue
 		}
 		if len(s.problems) > 0 || slices.ContainsFunc(s.services, func(service *Service) bool { return len(b.endpoints[service].problems) > 0 }) {
@@ -232,7 +275,7 @@ func (b *builder) hasNewProblems() bool {
 // withNewEndpoints returns a copy of the previous registry in which only the endpoints are replaced.
 func (b *builder) withNewEndpoints() *Registry {
 	r := *b.prev
-	r.sources, r.workloads, r.endpoints = b.sources, b.workloads, b.endpoints
+	r.sources, r.workloads, r.cluster, r.endpoints = b.sources, b.workloads, b.cluster, b.endpoints
 	r.bySource = b.prev.bySource
 	if len(b.sources) > 0 && &b.sources[0] != &b.prev.sources[0] {
 		r.bySource = maps.Clone(b.prev.bySource)

@@ -22,11 +22,14 @@ type source struct {
 	// listedEndpoints contains, for each service of the document, the endpoints that the document lists.
 	listedEndpoints [][]Endpoint
 	problems        []config.Problem
+	// inherited is the traffic distribution of the document's namespace.
+	inherited string
 }
 
-// newSource converts a document. It shares unchanged services with prev, which may be nil.
-func newSource(r *config.Resource, opts Options, prev *source) *source {
-	s := &source{resource: r, opts: opts}
+// newSource converts a document. inherited is the traffic distribution annotation of its namespace. It shares unchanged
+// services with prev, which may be nil.
+func newSource(r *config.Resource, opts Options, inherited string, prev *source) *source {
+	s := &source{resource: r, opts: opts, inherited: inherited}
 	if r.Kind == config.Service {
 		s.readService(opts)
 	} else {
@@ -96,9 +99,13 @@ func (s *source) readService(opts Options) {
 		Aliases:    []string{name + "." + namespace, name + "." + namespace + ".svc"},
 		Kubernetes: true,
 		ByInstance: spec.ClusterIP == noClusterIP,
+		NodeLocal:  spec.NodeLocal,
+		Sessions:   hasSessions(s.resource.Labels),
 		Selector:   nilIfEmpty(spec.Selector),
 		ExportTo:   splitList(s.resource.Annotations[exportToAnnotation]),
 		Source:     s.resource.Key,
+
+		Distribution: distributionOf(spec.TrafficDistribution, s.resource.Annotations, s.inherited),
 	}
 	for _, text := range append([]string{spec.ClusterIP}, spec.ClusterIPs...) {
 		if ip, err := netip.ParseAddr(text); err == nil && !slices.Contains(service.Addresses, ip) {
@@ -113,12 +120,8 @@ func (s *source) readService(opts Options) {
 	if spec.ClusterIP != noClusterIP {
 		defer opts.allocateVirtualAddress(service) // runs after Resolution is set
 	}
-	switch {
-	case spec.Type == "ExternalName":
+	if spec.Type == "ExternalName" {
 		s.readExternalName(service, spec)
-	case len(spec.Selector) == 0:
-		s.warn("spec.selector", "", "a Service without a selector has no endpoints in this mesh, because the control plane does not read Endpoints documents: requests to it fail",
-			"add a selector, or replace the Service by a ServiceEntry with endpoints")
 	}
 }
 

@@ -14,6 +14,9 @@ import (
 // tlsModeLabel is the label that specifies whether a workload has a sidecar: "istio" means yes, "disabled" means no.
 const tlsModeLabel = "security.istio.io/tlsMode"
 
+// networkLabel is the label of a pod or a namespace that specifies the network.
+const networkLabel = "topology.istio.io/network"
+
 // serviceEndpoints contains the endpoints of a service. It is immutable.
 type serviceEndpoints struct {
 	endpoints []Endpoint
@@ -21,16 +24,32 @@ type serviceEndpoints struct {
 	// often has the same number.
 	datagrams []Endpoint
 	problems  []config.Problem
+	// pods contains the pods that a ServiceEntry selects, ordered by name.
+	pods []*config.Resource
 }
 
 // newServiceEndpoints returns the endpoints of service i of a source: the endpoints of the workloads that the service
-// selects or, without a selector, the endpoints that its document lists. before contains the previous endpoints, or nil
+// selects and of its EndpointSlices, or those that its document lists. before contains the previous endpoints, or nil
 // for a new service. Unchanged lists are shared with before.
-func newServiceEndpoints(s *source, i int, workloads *workloadIndex, before *serviceEndpoints) *serviceEndpoints {
+func (b *builder) newServiceEndpoints(s *source, i int, before *serviceEndpoints) *serviceEndpoints {
 	service := s.services[i]
-	out := &serviceEndpoints{endpoints: s.listedEndpoints[i]}
-	if len(service.Selector) > 0 && service.Resolution != Passthrough {
-		out = selectEndpoints(s, service, workloads.selectWorkloads(service.Selector))
+	workloads := b.workloads[service.Namespace].selectWorkloads(service.Selector)
+	var out *serviceEndpoints
+	switch {
+	case service.Kubernetes && service.ExternalName == "":
+		out = b.selectEndpoints(s, service, workloads)
+		b.addSliceEndpoints(out, s, service)
+	case len(service.Selector) > 0 && service.Resolution != Passthrough:
+		pods := b.selectPods(service)
+		for _, pod := range pods {
+			if spec := pod.Spec.(*config.PodSpec); spec.Ready && !spec.Terminating {
+				workloads = append(slices.Clip(workloads), newPodWorkload(pod))
+			}
+		}
+		out = b.selectEndpoints(s, service, workloads)
+		out.pods = pods
+	default:
+		out = &serviceEndpoints{endpoints: s.listedEndpoints[i]}
 	}
 	if before != nil && slices.EqualFunc(before.endpoints, out.endpoints, Endpoint.equal) {
 		out.endpoints = before.endpoints
@@ -41,7 +60,30 @@ func newServiceEndpoints(s *source, i int, workloads *workloadIndex, before *ser
 	return out
 }
 
-func selectEndpoints(s *source, service *Service, workloads []*workload) *serviceEndpoints {
+// maxPatchedPods is the maximum number of changed pods for which selectPods updates the previous list.
+const maxPatchedPods = 64
+
+// selectPods returns the running pods that a ServiceEntry's service selects, ordered by name. After changes of single
+// pods it updates the previous list.
+func (b *builder) selectPods(service *Service) []*config.Resource {
+	set, _ := b.cluster.pods.get(service.Namespace)
+	before, changes := b.prev.endpoints[service], b.clusterChanges.pods[service.Namespace]
+	if before == nil || len(changes) > maxPatchedPods {
+		return set.selectPods(service.Selector)
+	}
+	pods := before.pods
+	for _, changed := range changes {
+		pods = slices.DeleteFunc(slices.Clone(pods), func(r *config.Resource) bool { return r.Name == changed.Name })
+		now := b.cluster.pod(changed.Namespace, changed.Name)
+		if now != nil && isRunning(now) && matchesSelector(service.Selector, now.Labels) {
+			at, _ := slices.BinarySearchFunc(pods, now, compareNames)
+			pods = slices.Insert(pods, at, now)
+		}
+	}
+	return pods
+}
+
+func (b *builder) selectEndpoints(s *source, service *Service, workloads []*workload) *serviceEndpoints {
 	out := &serviceEndpoints{}
 	if n := len(service.Ports) * len(workloads); n > 0 {
 		out.endpoints = make([]Endpoint, 0, n)
@@ -49,7 +91,7 @@ func selectEndpoints(s *source, service *Service, workloads []*workload) *servic
 	usable := out.filterUsable(service, workloads)
 	for i, port := range service.Ports {
 		if port.Protocol == UDP {
-			out.datagrams = append(out.datagrams, selectDatagrams(port, usable)...)
+			out.datagrams = append(out.datagrams, b.selectDatagrams(port, usable)...)
 			continue
 		}
 		var lacking []string
@@ -60,9 +102,8 @@ func selectEndpoints(s *source, service *Service, workloads []*workload) *servic
 				lacking = append(lacking, w.resource.Name)
 				continue
 			}
-			e := newEndpoint(w.entry, w.labels, w.resource.Namespace, port.Number, number)
-			e.Workload = w.resource.Name
 			before := len(out.endpoints)
+			e := b.workloadEndpoint(w, port.Number, number)
 			if out.endpoints = s.opts.appendAllowed(out.endpoints, e); len(out.endpoints) == before && len(w.problems) == 0 {
 				refused = w
 			}
@@ -97,16 +138,27 @@ func (s *source) refusedPortProblem(i int, port Port, w *workload) config.Proble
 		fmt.Sprintf("workload %s: %s", w.resource.Name, refusal.Message()), refusal.Remedy))
 }
 
-func selectDatagrams(port Port, workloads []*workload) []Endpoint {
+func (b *builder) selectDatagrams(port Port, workloads []*workload) []Endpoint {
 	var out []Endpoint
 	for _, w := range workloads {
 		if number, ok := port.numberOn(w.entry.GetPorts()); ok {
-			e := newEndpoint(w.entry, w.labels, w.resource.Namespace, port.Number, number)
-			e.Workload = w.resource.Name
-			out = append(out, e)
+			out = append(out, b.workloadEndpoint(w, port.Number, number))
 		}
 	}
 	return out
+}
+
+// workloadEndpoint returns the endpoint of a selected workload.
+func (b *builder) workloadEndpoint(w *workload, servicePort, port uint32) Endpoint {
+	if w.pod != nil {
+		return b.cluster.podEndpoint(w.resource, w.entry.GetAddress(), servicePort, port)
+	}
+	e := newEndpoint(w.entry, w.labels, w.resource.Namespace, servicePort, port)
+	e.Workload = w.resource.Name
+	if !strings.Contains(e.Workload, ".") {
+		e.Hostname = e.Workload
+	}
+	return e
 }
 
 // filterUsable removes workloads whose address Envoy cannot use: a service with static resolution requires IP addresses
@@ -202,6 +254,7 @@ func (e Endpoint) equal(o Endpoint) bool {
 	return e.Address == o.Address && e.Port == o.Port && e.ServicePort == o.ServicePort &&
 		e.Namespace == o.Namespace && e.Workload == o.Workload && e.ServiceAccount == o.ServiceAccount &&
 		e.Network == o.Network && e.Locality == o.Locality && e.Weight == o.Weight && e.MTLS == o.MTLS && e.NotForGateways == o.NotForGateways &&
+		e.SecondAddress == o.SecondAddress && e.Node == o.Node && e.Hostname == o.Hostname && e.Draining == o.Draining &&
 		maps.Equal(e.Labels, o.Labels)
 }
 

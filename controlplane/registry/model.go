@@ -1,5 +1,5 @@
 // Package registry contains the services of the mesh and their endpoints. It combines Kubernetes Services,
-// ServiceEntries and WorkloadEntries. It does not depend on Envoy.
+// EndpointSlices and Pods with ServiceEntries and WorkloadEntries. It does not depend on Envoy.
 package registry
 
 import (
@@ -103,6 +103,13 @@ type Service struct {
 	// External: the service is a ServiceEntry with location MESH_EXTERNAL, for which proxies use no mutual TLS by
 	// default.
 	External bool `json:"external,omitempty"`
+	// NodeLocal: proxies use only endpoints on their own node (internalTrafficPolicy: Local).
+	NodeLocal bool `json:"nodeLocal,omitempty"`
+	// Distribution specifies which endpoints proxies prefer.
+	Distribution Distribution `json:"trafficDistribution,omitempty"`
+	// Sessions: requests of a client are sent to the same workload. Terminating endpoints drain: they receive only the
+	// requests of their existing sessions.
+	Sessions bool `json:"persistentSessions,omitempty"`
 	// Selector selects the workloads; nil if the document lists the endpoints.
 	Selector map[string]string `json:"selector,omitempty"`
 	// ExportTo lists the namespaces to which the service is visible. An empty list or "*" means all namespaces, "."
@@ -182,7 +189,8 @@ type Endpoint struct {
 	ServicePort uint32            `json:"servicePort,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"`
 	Namespace   string            `json:"namespace"`
-	// Workload is the name of the WorkloadEntry; empty for an endpoint that a ServiceEntry lists.
+	// Workload is the name of the WorkloadEntry, or of the workload of a pod, for example of its Deployment. It is empty
+	// for an endpoint that a document lists.
 	Workload       string `json:"workload,omitempty"`
 	ServiceAccount string `json:"serviceAccount,omitempty"`
 	Network        string `json:"network,omitempty"`
@@ -193,6 +201,14 @@ type Endpoint struct {
 	// NotForGateways: only sidecars may connect to the endpoint. For a gateway, its address would be on the gateway's
 	// own machine, which belongs to the platform.
 	NotForGateways bool `json:"notForGateways,omitempty"`
+	// SecondAddress is the address of the other IP family, if the workload has addresses of both; otherwise empty.
+	SecondAddress string `json:"secondAddress,omitempty"`
+	// Node is the Kubernetes node of the workload; empty if unknown.
+	Node string `json:"node,omitempty"`
+	// Hostname is the DNS label of the workload below the name of a headless Service; empty if it has none.
+	Hostname string `json:"hostname,omitempty"`
+	// Draining: the workload terminates, and receives only requests of existing sessions.
+	Draining bool `json:"draining,omitempty"`
 }
 
 // Registry contains the services and endpoints at one point in time. It is immutable and safe for concurrent use. Build
@@ -212,6 +228,7 @@ type Registry struct {
 	sources   []*source
 	bySource  map[config.Key]*source
 	workloads map[string]*workloadIndex // by namespace
+	cluster   clusterIndex
 	endpoints map[*Service]*serviceEndpoints
 }
 

@@ -93,11 +93,11 @@ func TestKubernetesServiceSelectsWorkloadsOfItsNamespace(t *testing.T) {
 		{
 			Address: "127.77.1.1", Port: 9080, ServicePort: 9080, Namespace: "default", Workload: "reviews-v1", ServiceAccount: "reviews",
 			Labels:  map[string]string{"app": "reviews", "version": "v1", "security.istio.io/tlsMode": "istio"},
-			Network: "n", Locality: "eu/a/1", Weight: 3, MTLS: true,
+			Network: "n", Locality: "eu/a/1", Weight: 3, MTLS: true, Hostname: "reviews-v1",
 		},
 		{
 			Address: "127.77.2.1", Port: 9080, ServicePort: 9080, Namespace: "default", Workload: "reviews-v2",
-			Labels: map[string]string{"app": "reviews", "version": "v2"},
+			Labels: map[string]string{"app": "reviews", "version": "v2"}, Hostname: "reviews-v2",
 		},
 	}
 	if diff := cmp.Diff(wantEndpoints, r.Endpoints(service(t, r, host))); diff != "" {
@@ -292,7 +292,7 @@ func TestUnresolvedReferencesAreProblems(t *testing.T) {
 		},
 		"no selector": {
 			[]string{`{apiVersion: v1, kind: Service, metadata: {name: s}, spec: {ports: [{port: 80}]}}`},
-			"has no endpoints in this mesh",
+			"a Service without a selector has no endpoints",
 		},
 		"SCTP": {
 			[]string{`{apiVersion: v1, kind: Service, metadata: {name: s}, spec: {selector: {a: b}, ports: [{port: 80, protocol: SCTP}]}}`},

@@ -151,8 +151,10 @@ func mutate(t *testing.T, random *rand.Rand, store *config.MemoryStore) {
 		fmt.Sprintf("{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: %s, namespace: %s}, spec: {hosts: [%s.com], resolution: STATIC, workloadSelector: {labels: {app: %s}}, ports: [{number: 80, name: http, protocol: HTTP}]}}", name, namespace, app, app),
 		fmt.Sprintf("{apiVersion: networking.istio.io/v1, kind: WorkloadEntry, metadata: {name: %s, namespace: %s}, spec: {address: 1.1.1.%d, labels: {app: %s}, ports: {web: 1}}}", name, namespace, 1+random.IntN(3), app),
 		fmt.Sprintf("{apiVersion: networking.istio.io/v1, kind: WorkloadEntry, metadata: {name: %s, namespace: %s}, spec: {address: 1.1.1.%d, labels: {app: %s}}}", name, namespace, 1+random.IntN(3), app),
+		fmt.Sprintf("{apiVersion: v1, kind: Pod, metadata: {name: %s, namespace: %s, labels: {app: %s}}, spec: {nodeName: node}, status: {podIP: 1.1.2.%d, conditions: [{type: Ready, status: \"True\"}]}}", name, namespace, app, 1+random.IntN(3)),
+		fmt.Sprintf("{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: %s, namespace: %s, labels: {kubernetes.io/service-name: %s}}, ports: [{port: 8080}], endpoints: [{addresses: [1.1.2.1], targetRef: {kind: Pod, name: %s}}]}", name, namespace, name, name),
 	}
-	kinds := []config.Kind{config.Service, config.ServiceEntry, config.WorkloadEntry, config.WorkloadEntry}
+	kinds := []config.Kind{config.Service, config.ServiceEntry, config.WorkloadEntry, config.WorkloadEntry, config.Pod, config.EndpointSlice}
 	switch i := random.IntN(len(documents)); random.IntN(4) {
 	case 0:
 		store.Delete(config.Key{Kind: kinds[i], Namespace: namespace, Name: name})

@@ -43,6 +43,7 @@ func (s *source) readServiceEntry() {
 			ExportTo:        entry.GetExportTo(),
 			SubjectAltNames: entry.GetSubjectAltNames(),
 			Source:          s.resource.Key,
+			Distribution:    distributionOf("", s.resource.Annotations, s.inherited),
 		}
 		s.services = append(s.services, service)
 		s.listedEndpoints = append(s.listedEndpoints, s.entryEndpoints(entry, service))

@@ -10,10 +10,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// workload is one WorkloadEntry with its merged labels.
+// workload is a WorkloadEntry with its merged labels, or a pod that a ServiceEntry selects.
 type workload struct {
 	resource *config.Resource
-	entry    *networking.WorkloadEntry
+	entry    *networking.WorkloadEntry // of a pod: its address
+	pod      *config.PodSpec           // nil for a WorkloadEntry
 	labels   map[string]string
 	problems []config.Problem
 }
@@ -26,10 +27,20 @@ func newWorkload(r *config.Resource, opts Options) *workload {
 	return &workload{resource: r, entry: entry, labels: WorkloadLabels(r), problems: opts.checkWorkloadEntry(r, entry)}
 }
 
-// WorkloadLabels returns the labels of a WorkloadEntry. As in Istio, the labels in its metadata and in its spec are
-// merged. Labels in the metadata take precedence.
+// newPodWorkload returns a pod as a workload.
+func newPodWorkload(r *config.Resource) *workload {
+	pod := r.Spec.(*config.PodSpec)
+	return &workload{resource: r, pod: pod, entry: &networking.WorkloadEntry{Address: pod.Addresses[0].String()}, labels: r.Labels}
+}
+
+// WorkloadLabels returns the labels of a pod or of a WorkloadEntry. As in Istio, the labels in the metadata and in the
+// spec of a WorkloadEntry are merged. Labels in the metadata take precedence.
 func WorkloadLabels(r *config.Resource) map[string]string {
-	labels := r.Spec.(*networking.WorkloadEntry).GetLabels()
+	entry, ok := r.Spec.(*networking.WorkloadEntry)
+	if !ok {
+		return r.Labels
+	}
+	labels := entry.GetLabels()
 	if len(r.Labels) > 0 {
 		labels = maps.Clone(labels)
 		if labels == nil {
@@ -38,6 +49,14 @@ func WorkloadLabels(r *config.Resource) map[string]string {
 		maps.Copy(labels, r.Labels)
 	}
 	return labels
+}
+
+// WorkloadAccount returns the service account of a pod or of a WorkloadEntry.
+func WorkloadAccount(r *config.Resource) string {
+	if pod, ok := r.Spec.(*config.PodSpec); ok {
+		return pod.ServiceAccount
+	}
+	return r.Spec.(*networking.WorkloadEntry).GetServiceAccount()
 }
 
 // label is one label of a workload.

@@ -31,6 +31,8 @@ type Change struct {
 	Clusters []*registry.Service
 	// Workloads are the namespaces whose workloads differ.
 	Workloads []string
+	// Nodes: documents of Kubernetes nodes differ.
+	Nodes bool
 	// Revocations: the revocation lists differ. Snapshots do not contain them.
 	Revocations bool
 }
@@ -46,6 +48,7 @@ func Diff(prev, next *Snapshot, changed []config.Key) Change {
 	c := Change{Keys: map[config.Key]struct{}{}, Resources: map[config.Key][]*config.Resource{}}
 	for _, key := range changed {
 		c.Keys[key] = struct{}{}
+		c.Nodes = c.Nodes || key.Kind == config.Node
 	}
 	for _, kind := range indexed {
 		c.diffResources(prev.resources[kind], next.resources[kind])
@@ -139,6 +142,7 @@ func (c Change) Merge(next xds.Change) xds.Change {
 		Clusters:  union(c.Clusters, n.Clusters),
 		Workloads: union(c.Workloads, n.Workloads),
 
+		Nodes:       c.Nodes || n.Nodes,
 		Revocations: c.Revocations || n.Revocations,
 	}
 	for _, part := range []Change{c, n} {

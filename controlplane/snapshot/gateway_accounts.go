@@ -3,9 +3,8 @@ package snapshot
 import (
 	"slices"
 
-	networking "istio.io/api/networking/v1alpha3"
-
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
 // GatewayAccounts limits which service accounts receive the Secrets of Gateways: only accounts of known workloads that
@@ -59,8 +58,8 @@ func (s *Snapshot) anyGatewayAccount(g Gateway, namespace string, matches func(a
 		return true
 	}
 	selector := g.Spec.GetSelector()
-	matchesEntry := func(r *config.Resource) bool { return matches(r.Spec.(*networking.WorkloadEntry).GetServiceAccount()) }
-	return slices.ContainsFunc(s.Registry.SelectedWorkloads(namespace, selector), matchesEntry) ||
+	matchesWorkload := func(r *config.Resource) bool { return matches(registry.WorkloadAccount(r)) }
+	return slices.ContainsFunc(s.Registry.SelectedWorkloads(namespace, selector), matchesWorkload) ||
 		slices.ContainsFunc(s.gatewayAccounts.Workloads, func(w Workload) bool {
 			return w.Namespace == namespace && Selects(selector, w.Labels) && matches(w.ServiceAccount)
 		})

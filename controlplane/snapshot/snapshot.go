@@ -163,7 +163,7 @@ func (b *build) readResources() {
 
 func (b *build) buildRegistry() {
 	b.next.Registry = b.prev.Registry
-	if b.mayDiffer(config.Service, config.ServiceEntry, config.WorkloadEntry) {
+	if b.mayDiffer(config.Service, config.ServiceEntry, config.WorkloadEntry, config.Pod, config.EndpointSlice, config.Node, config.Namespace) {
 		b.next.Registry = registry.Build(b.prev.Registry, b.in.Store, b.opts, b.keys)
 	}
 }

@@ -139,6 +139,8 @@ type serviceCluster struct {
 	noFiles bool
 	// localityKey identifies the proxy's locality or labels, if the selection of endpoints depends on them.
 	localityKey string
+	// node is the proxy's node, if proxies use only endpoints on their own node.
+	node string
 	// selfDiscovery: the proxy receives the zones of its own service's endpoints (see zone_aware.go).
 	selfDiscovery bool
 	// refused: the proxy must not connect to the host of this service. The cluster then has no endpoints.
@@ -221,7 +223,10 @@ func (c serviceCluster) withSubset(subset string, s *snapshot.Snapshot, p *Proxy
 	c.noOriginalDst = balancer.GetSimple() == networking.LoadBalancerSettings_PASSTHROUGH && !p.isCaptured()
 	c.noFiles = p.Type == Router && c.rule != nil && !s.MayNameLocal(c.rule.Namespace, p.Namespace)
 	c.credential = c.resolveCredential(s, p)
-	c.localityKey = c.localityKeyFor(p)
+	c.localityKey = c.localityKeyFor(s, p)
+	if c.svc.NodeLocal {
+		c.node = p.node(s)
+	}
 	return c
 }
 
@@ -232,7 +237,7 @@ func (c serviceCluster) subsetName() string { return strings.TrimPrefix(c.subset
 
 func (c serviceCluster) resource(s *snapshot.Snapshot, patches envoyfilter.ClusterPatches) (*xds.Resource, error) {
 	if c.instances == nil {
-		c.localityKey = "" // EDS delivers the endpoints separately
+		c.localityKey, c.node = "", "" // EDS delivers the endpoints separately
 	}
 	return s.Cache.Get(serviceClusterKey{c, patches.Key}, func() (*xds.Resource, error) {
 		r, err := clusterResource(patches.Apply(c.build()))
@@ -264,12 +269,15 @@ func (c serviceCluster) build() *clusterv3.Cluster {
 		}
 		setLoadBalancing(cluster, traffic.LoadBalancer)
 		c.setZoneRouting(cluster, traffic)
-		if zoneSetting(traffic) == nil && len(localitySetting(c.mesh, traffic).GetDistribute()) > 0 && cluster.CommonLbConfig != nil {
+		if zoneSetting(traffic) == nil && len(c.localitySetting(traffic).GetDistribute()) > 0 && cluster.CommonLbConfig != nil {
 			cluster.CommonLbConfig.LocalityConfigSpecifier = &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig_{
 				LocalityWeightedLbConfig: &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig{},
 			}
 		}
 		setOutlierDetection(cluster, traffic.OutlierDetection)
+		if c.svc.Sessions {
+			acceptDrainingHosts(cluster.CommonLbConfig)
+		}
 	}
 	setConnectionOptions(cluster, traffic.ConnectionPool, c.mesh.GetTcpKeepalive())
 	security := c.security(port, traffic)
@@ -282,6 +290,15 @@ func (c serviceCluster) build() *clusterv3.Cluster {
 		setHTTPOptions(cluster, c.httpOptions(port, traffic, security))
 	}
 	return cluster
+}
+
+// acceptDrainingHosts makes Envoy send the requests of existing sessions to hosts that drain.
+func acceptDrainingHosts(lb *clusterv3.Cluster_CommonLbConfig) {
+	if lb != nil {
+		lb.OverrideHostStatus = &corev3.HealthStatusSet{Statuses: []corev3.HealthStatus{
+			corev3.HealthStatus_UNKNOWN, corev3.HealthStatus_HEALTHY, corev3.HealthStatus_DEGRADED, corev3.HealthStatus_DRAINING,
+		}}
+	}
 }
 
 // statName returns the cluster's name in statistics. As in Istio, a semicolon marks its end, so that the bootstrap's

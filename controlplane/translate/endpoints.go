@@ -56,11 +56,12 @@ type assignmentKey struct {
 	// near identifies the caller's locality, and the mesh configuration, if the endpoints depend on the locality.
 	near string
 	mesh *meshconfig.MeshConfig
+	node string // the caller's node, if it uses only endpoints on its own node
 }
 
 func (c serviceCluster) endpointsResource(v proxyView) (*xds.Resource, error) {
 	instances := v.p.instances(v.s, c.svc)
-	key := assignmentKey{svc: c.svc, port: c.port, subset: c.subset, instances: instances}
+	key := assignmentKey{svc: c.svc, port: c.port, subset: c.subset, instances: instances, node: c.node}
 	if c.subset != "" || c.localityKey != "" {
 		key.rule = c.rule
 	}
@@ -90,7 +91,7 @@ func (c serviceCluster) endpoints(instances *snapshot.Instances) []snapshot.Endp
 	labels := c.rule.Subset(c.subset).GetLabels()
 	var out []snapshot.Endpoint
 	for _, e := range instances.Endpoints {
-		if e.ServicePort == c.port && snapshot.Selects(labels, e.Labels) {
+		if e.ServicePort == c.port && snapshot.Selects(labels, e.Labels) && (!c.svc.NodeLocal || e.Node == c.node) {
 			out = append(out, e)
 		}
 	}
@@ -149,8 +150,17 @@ func lbEndpoint(e snapshot.Endpoint) *endpointv3.LbEndpoint {
 	if path, ok := strings.CutPrefix(e.Address, "unix://"); ok {
 		at = pipe(path)
 	}
+	lb := &endpointv3.Endpoint{Address: at}
+	if e.SecondAddress != "" {
+		lb.AdditionalAddresses = []*endpointv3.Endpoint_AdditionalAddress{{Address: address(e.SecondAddress, e.Port)}}
+	}
+	status := corev3.HealthStatus_UNKNOWN
+	if e.Draining {
+		status = corev3.HealthStatus_DRAINING
+	}
 	return &endpointv3.LbEndpoint{
-		HostIdentifier:      &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{Address: at}},
+		HostIdentifier:      &endpointv3.LbEndpoint_Endpoint{Endpoint: lb},
+		HealthStatus:        status,
 		LoadBalancingWeight: u32(max(1, e.Weight)),
 		Metadata:            endpointMetadata(e),
 	}

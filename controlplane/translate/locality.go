@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
-	meshconfig "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
@@ -21,19 +20,19 @@ const (
 )
 
 // localitySetting returns the effective locality setting of a cluster: the setting of its DestinationRule, or else of
-// the mesh. It returns nil if the selection of endpoints does not depend on localities. As in Istio, failover has an
-// effect only with outlier detection.
-func localitySetting(mesh *meshconfig.MeshConfig, t snapshot.Traffic) *networking.LocalityLoadBalancerSetting {
+// the mesh. It returns nil if the selection of endpoints does not depend on localities, or if the service's traffic
+// distribution takes precedence over the mesh. As in Istio, failover has an effect only with outlier detection.
+func (c serviceCluster) localitySetting(t snapshot.Traffic) *networking.LocalityLoadBalancerSetting {
 	setting := t.LoadBalancer.GetLocalityLbSetting()
-	if setting == nil {
-		setting = mesh.GetLocalityLbSetting()
+	if setting == nil && c.distribution(t) == "" {
+		setting = c.mesh.GetLocalityLbSetting()
 	}
 	switch {
 	case setting.GetEnabled() != nil && !setting.GetEnabled().GetValue():
 		return nil
 	case len(setting.GetDistribute()) > 0:
 		return setting
-	case t.OutlierDetection == nil:
+	case t.OutlierDetection == nil, c.distribution(t) != "":
 		return nil
 	case setting == nil:
 		return &networking.LocalityLoadBalancerSetting{}
@@ -42,21 +41,25 @@ func localitySetting(mesh *meshconfig.MeshConfig, t snapshot.Traffic) *networkin
 }
 
 // localityKeyFor returns the part of the caller's locality and labels on which the cluster's endpoints depend.
-func (c serviceCluster) localityKeyFor(p *Proxy) string {
-	if zones := zoneSetting(c.rule.Traffic(c.subset, c.port)); zones != nil {
-		return zonePlace(p, zones)
+func (c serviceCluster) localityKeyFor(s *snapshot.Snapshot, p *Proxy) string {
+	traffic := c.rule.Traffic(c.subset, c.port)
+	if zones := zoneSetting(traffic); zones != nil {
+		return zonePlace(s, p, zones)
 	}
-	setting := localitySetting(c.mesh, c.rule.Traffic(c.subset, c.port))
+	if d := c.distribution(traffic); d != "" {
+		return distributionKey(s, p, d)
+	}
+	setting := c.localitySetting(traffic)
 	switch {
 	case setting == nil:
 		return ""
 	case len(setting.GetDistribute()) > 0 || len(setting.GetFailoverPriority()) == 0:
-		return "at " + p.Locality
+		return "at " + p.locality(s)
 	}
 	var b strings.Builder
 	for _, key := range setting.GetFailoverPriority() {
 		if key, _, given := strings.Cut(key, "="); !given {
-			b.WriteString(workloadLabel(p.Labels, p.Locality, "", key) + "\x00")
+			b.WriteString(workloadLabel(p.Labels, p.locality(s), "", key) + "\x00")
 		}
 	}
 	return "is " + b.String()
@@ -85,11 +88,16 @@ func workloadLabel(labels map[string]string, locality, network, key string) stri
 // applyLocality applies the effective locality setting to a cluster's endpoints, for one caller.
 func (c serviceCluster) applyLocality(cla *endpointv3.ClusterLoadAssignment, eps []snapshot.Endpoint) {
 	kind, at, _ := strings.Cut(c.localityKey, " ")
-	if zones := zoneSetting(c.rule.Traffic(c.subset, c.port)); zones != nil {
+	traffic := c.rule.Traffic(c.subset, c.port)
+	if zones := zoneSetting(traffic); zones != nil {
 		cla.Endpoints = groupByPriority(eps, func(e snapshot.Endpoint) int { return zonePriority(e, zones, strings.Split(at, "\x00")) })
 		return
 	}
-	setting := localitySetting(c.mesh, c.rule.Traffic(c.subset, c.port))
+	if d := c.distribution(traffic); d != "" {
+		cla.Endpoints = groupByPriority(eps, func(e snapshot.Endpoint) int { return distributionPriority(e, d, at) })
+		return
+	}
+	setting := c.localitySetting(traffic)
 	switch {
 	case setting == nil || len(cla.Endpoints) == 0:
 	case len(setting.GetDistribute()) > 0:

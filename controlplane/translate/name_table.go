@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -154,12 +153,18 @@ func (v proxyView) addInstances(table map[string]nameInfo, info *nameInfo, svc *
 		}
 		seen[at] = true
 		info.addresses = append(info.addresses, at)
-		if svc.Kubernetes && e.Workload != "" && !strings.Contains(e.Workload, ".") {
-			short := e.Workload + "." + svc.Name
-			one := table[e.Workload+"."+svc.Hostname]
+		second, err := netip.ParseAddr(e.SecondAddress)
+		own := []netip.Addr{at}
+		if err == nil {
+			own = append(own, second)
+			info.addresses = append(info.addresses, second)
+		}
+		if svc.Kubernetes && e.Hostname != "" {
+			short := e.Hostname + "." + svc.Name
+			one := table[e.Hostname+"."+svc.Hostname]
 			one.registry, one.shortName, one.namespace = info.registry, short, svc.Namespace
-			one.addresses = append(one.addresses, at)
-			table[e.Workload+"."+svc.Hostname] = one
+			one.addresses = append(one.addresses, own...)
+			table[e.Hostname+"."+svc.Hostname] = one
 		}
 	}
 	for _, e := range instances.Endpoints {

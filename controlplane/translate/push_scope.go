@@ -40,7 +40,18 @@ func AffectedResources(s *snapshot.Snapshot, p *Proxy, change snapshot.Change) x
 			a.addDocument(r)
 		}
 	}
+	if a.mayHaveMoved(change) {
+		a.addAll(xds.ClusterType, xds.EndpointType)
+	}
 	return a.affected
+}
+
+// mayHaveMoved reports whether the proxy's locality or node may differ, because its pod or a node changed.
+func (a *scopeBuilder) mayHaveMoved(change snapshot.Change) bool {
+	if _, changed := change.Keys[config.Key{Kind: config.Pod, Namespace: a.p.Namespace, Name: a.p.Name}]; !changed && !change.Nodes {
+		return false
+	}
+	return a.localityClass() != ""
 }
 
 // addCredentialClusters adds the resources that depend on whether the proxy's account is the account of a gateway.

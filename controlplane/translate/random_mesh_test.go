@@ -22,6 +22,9 @@ type documentGenerator struct {
 func newDocumentGenerator(seed uint64) *documentGenerator {
 	c := &documentGenerator{Rand: rand.New(rand.NewPCG(seed, 11))}
 	c.makers = append(c.makers, serviceGenerators...)
+	if c.IntN(2) == 0 {
+		c.makers = append(c.makers, clusterGenerators...)
+	}
 	share := 1 + c.IntN(4)
 	for _, list := range [][]func(documentGenerator) string{ruleGenerators, policyGenerators} {
 		for _, maker := range list {

@@ -105,7 +105,7 @@ func (v proxyView) localityClass() string {
 		return ""
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%q", v.p.Locality)
+	fmt.Fprintf(&b, "%q %q", v.p.locality(v.s), v.p.node(v.s))
 	for _, name := range slices.Sorted(maps.Keys(v.p.Labels)) {
 		fmt.Fprintf(&b, " %q=%q", name, v.p.Labels[name])
 	}
@@ -113,7 +113,7 @@ func (v proxyView) localityClass() string {
 }
 
 func (v proxyView) usesLocality() bool {
-	return slices.ContainsFunc(listServiceClusters(v.s, v.p), func(c serviceCluster) bool { return c.localityKey != "" })
+	return slices.ContainsFunc(listServiceClusters(v.s, v.p), func(c serviceCluster) bool { return c.localityKey != "" || c.svc.NodeLocal })
 }
 
 // serviceClusters returns the clusters of the visible services, built once for all proxies of the class.

@@ -160,8 +160,13 @@ func (v proxyView) endpointSubnets(svc *registry.Service, port uint32) []netip.P
 	var out []netip.Prefix
 	if instances := v.p.instances(v.s, svc); instances != nil {
 		for _, e := range instances.Endpoints {
-			if addr, err := netip.ParseAddr(e.Address); err == nil && e.ServicePort == port {
-				out = append(out, netip.PrefixFrom(addr, addr.BitLen()))
+			if e.ServicePort != port {
+				continue
+			}
+			for _, text := range []string{e.Address, e.SecondAddress} {
+				if addr, err := netip.ParseAddr(text); err == nil {
+					out = append(out, netip.PrefixFrom(addr, addr.BitLen()))
+				}
 			}
 		}
 	}

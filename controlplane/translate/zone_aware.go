@@ -53,12 +53,12 @@ func (c serviceCluster) setZoneRouting(cluster *clusterv3.Cluster, t snapshot.Tr
 }
 
 // zonePlace returns the caller's region, and the values of the labels that a setting compares.
-func zonePlace(p *Proxy, setting *networking.ZoneAwareLoadBalancerSetting) string {
-	region, _, _ := strings.Cut(p.Locality, "/")
+func zonePlace(s *snapshot.Snapshot, p *Proxy, setting *networking.ZoneAwareLoadBalancerSetting) string {
+	region, _, _ := strings.Cut(p.locality(s), "/")
 	place := "in " + region
 	for _, key := range setting.GetFailoverPriority() {
 		if key, _, given := strings.Cut(key, "="); !given {
-			place += "\x00" + workloadLabel(p.Labels, p.Locality, p.Network, key)
+			place += "\x00" + workloadLabel(p.Labels, p.locality(s), p.Network, key)
 		}
 	}
 	return place
