@@ -105,6 +105,7 @@ func serveIndex(w http.ResponseWriter, _ *http.Request) {
 /debug/syncz                      connected clients, with the versions sent, accepted and rejected
 /debug/config_dump?proxyID=ID     all resources of one client, by the id of its node
 /debug/describe?proxyID=ID        which documents apply to one client, and their effect
+/debug/describe?workload=NS/NAME  the same for a workload without a sidecar
 /debug/diff                       POST: the changes that other documents would cause in each client
 /debug/registryz                  services and their endpoints
 /debug/configz                    documents and their state

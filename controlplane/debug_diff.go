@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	networking "istio.io/api/networking/v1alpha3"
 	networkingbeta "istio.io/api/networking/v1beta1"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/analysis"
@@ -17,6 +18,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config/dirstore"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/describe"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 )
@@ -116,6 +118,10 @@ func (s *Server) Bootstrap(namespace string, labels map[string]string, gateway b
 }
 
 func (s *Server) serveDescribe(w http.ResponseWriter, r *http.Request, c debugCaller) {
+	if name := r.URL.Query().Get("workload"); name != "" {
+		s.describeWithoutSidecar(w, name, c)
+		return
+	}
 	id, err := s.visibleClient(c, r.URL.Query().Get("proxyID"))
 	if err != nil {
 		http.Error(w, fmt.Sprintf("%v: /debug/syncz lists the clients", err), http.StatusNotFound)
@@ -128,6 +134,21 @@ func (s *Server) serveDescribe(w http.ResponseWriter, r *http.Request, c debugCa
 		return
 	}
 	writeJSON(w, describe.Workload(latest, p))
+}
+
+// describeWithoutSidecar responds with the description of a workload without a sidecar. name is NAMESPACE/NAME.
+func (s *Server) describeWithoutSidecar(w http.ResponseWriter, name string, c debugCaller) {
+	namespace, _, _ := strings.Cut(name, "/")
+	if latest := s.pushLoop.snapshot(); latest != nil && c.canSee(namespace) {
+		for _, entry := range latest.Registry.SelectedWorkloads(namespace, nil) {
+			spec := entry.Spec.(*networking.WorkloadEntry)
+			if namespace+"/"+entry.Name == name && !registry.HasSidecar(spec.GetLabels(), spec.GetServiceAccount()) {
+				writeJSON(w, describe.WithoutSidecar(latest, entry))
+				return
+			}
+		}
+	}
+	http.Error(w, fmt.Sprintf("no workload %q without a sidecar is registered", name), http.StatusNotFound)
 }
 
 // serveDiff responds with the changes that the documents in the request would cause. It is only for the platform. While

@@ -10,16 +10,14 @@ import (
 )
 
 func TestTopologyExampleIsReadWithoutFindings(t *testing.T) {
-	data, err := fs.ReadFile(Bookshop(), "mesh.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	topology, err := topology.Parse("mesh.yaml", data)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if topology.Name != "bookshop" || len(topology.Workloads) != 8 {
-		t.Errorf("got mesh %q with %d workloads", topology.Name, len(topology.Workloads))
+	for name, workloads := range map[string]int{"bookshop": 8, "no-sidecar": 4} {
+		topology, err := topology.Load(path.Join(name, "mesh.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if topology.Name != name || len(topology.Workloads) != workloads {
+			t.Errorf("got mesh %q with %d workloads", topology.Name, len(topology.Workloads))
+		}
 	}
 }
 

@@ -74,10 +74,13 @@ func (m *Mesh) virtualAddresses() netip.Prefix {
 	return netip.Prefix{}
 }
 
-// workloads returns the workloads of the topology.
+// workloads returns the workloads of the topology that have a proxy, and therefore an identity.
 func (m *Mesh) workloads() []snapshot.Workload {
 	var out []snapshot.Workload
 	for _, w := range m.cfg.Topology.Workloads {
+		if w.NoSidecar {
+			continue
+		}
 		out = append(out, snapshot.Workload{Namespace: w.Namespace, ServiceAccount: w.ServiceAccount, Labels: w.Labels})
 	}
 	return out

@@ -54,6 +54,10 @@ func (m *Mesh) serveWorkload(pages []string, host string) http.HandlerFunc {
 			http.Error(w, err.Error(), http.StatusNotFound)
 			return
 		}
+		if found.agent == nil {
+			http.Error(w, found.instance.Name+" has no sidecar", http.StatusNotFound)
+			return
+		}
 		target := &url.URL{Scheme: "http", Host: host}
 		proxy := &httputil.ReverseProxy{
 			Transport: found.probe.client.Transport,

@@ -1,6 +1,7 @@
 package mesh
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/miekg/dns"
@@ -9,7 +10,7 @@ import (
 )
 
 func TestMeshNamesAreNotForwarded(t *testing.T) {
-	r := &dnsForwarder{plan: newAddressPlan(topology.FirstNetwork)}
+	p := &capturedPlacement{plan: newAddressPlan(topology.FirstNetwork)}
 	for name, want := range map[string]int{
 		HostName + ".":                           dns.RcodeSuccess,
 		HostName + ".default.svc.cluster.local.": dns.RcodeNameError,
@@ -19,7 +20,7 @@ func TestMeshNamesAreNotForwarded(t *testing.T) {
 		"www.example.com.":                       -1,
 		"notcluster.local.":                      -1,
 	} {
-		answer := r.answerLocally(new(dns.Msg).SetQuestion(name, dns.TypeA))
+		answer := p.answerQuery(new(dns.Msg).SetQuestion(name, dns.TypeA), netip.Addr{})
 		if got := rcodeOf(answer); got != want {
 			t.Errorf("%s: answered with %d, want %d", name, got, want)
 		}

@@ -35,9 +35,9 @@ func (p *capturedPlacement) openEgress() error {
 		}
 		p.onRelease(newTCPForwarder(l, p.dialEgress).close)
 	}
-	resolver, err := p.newDNSForwarder(netip.AddrPortFrom(bridge4, 53))
+	resolver, err := p.startDNS(netip.AddrPortFrom(bridge4, 53))
 	if err != nil {
-		return fmt.Errorf("starting the DNS forwarder: %w", err)
+		return fmt.Errorf("starting the DNS server: %w", err)
 	}
 	p.onRelease(resolver.close)
 	// UDP packets to addresses outside of the mesh are rejected, not dropped, so that senders fail immediately. These

@@ -33,9 +33,13 @@ func (m *Mesh) execTarget(name string) (execTarget, error) {
 		env, err := m.instanceEnv(r.instance, r.attachment)
 		in := execTarget{Env: env}
 		if err == nil && m.placement.Captured() {
-			in.PID, in.Capabilities = r.agent.snapshot().PID, r.instance.Workload.Capabilities()
+			process := r.agent
+			if process == nil {
+				process = r.app
+			}
+			in.PID, in.Capabilities = process.snapshot().PID, r.instance.Workload.Capabilities()
 			if in.PID == 0 {
-				err = fmt.Errorf("the %s of %s is not running: see `pilotfish status`", r.agent.role, name)
+				err = fmt.Errorf("the %s of %s is not running: see `pilotfish status`", process.role, name)
 			}
 		}
 		return in, err

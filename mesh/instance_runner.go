@@ -15,10 +15,10 @@ import (
 type instanceRunner struct {
 	mesh       *Mesh
 	instance   *topology.Instance
-	files      *sidecarFiles
+	files      *sidecarFiles // nil without a sidecar
 	attachment Attachment
 	app        *supervisedProcess // nil for a gateway
-	agent      *supervisedProcess
+	agent      *supervisedProcess // nil without a sidecar
 	probe      *prober
 	changed    chan struct{}
 
@@ -38,15 +38,23 @@ func (m *Mesh) newRunner(i *topology.Instance) (*instanceRunner, error) {
 		return nil, fmt.Errorf("workload %s: %w", i.Name, err)
 	}
 	r := &instanceRunner{mesh: m, instance: i, attachment: attached, changed: make(chan struct{}, 1), probe: newProber(i, attached, m.agentDir(i))}
-	r.files = &sidecarFiles{dir: m.agentDir(i), instance: i, mesh: m.cfg.Topology.Mesh, issuer: m.authority}
-	r.agent = r.newProcess("sidecar", OriginSidecar, topology.RestartAlways, r.agentCommand)
 	if i.Workload.Type != topology.Gateway {
 		r.app = r.newProcess("application", OriginWorkload, i.Workload.Restart, r.appCommand)
 		r.app.remedy = func(e Exit) string { return bindRemedy(i, e.Tail...) }
-	} else {
-		r.agent.role = "gateway"
+	}
+	if !i.Workload.NoSidecar {
+		r.files = &sidecarFiles{dir: m.agentDir(i), instance: i, mesh: m.cfg.Topology.Mesh, issuer: m.authority}
+		r.agent = r.newProcess(proxyRole(i.Workload), OriginSidecar, topology.RestartAlways, r.agentCommand)
 	}
 	return r, nil
+}
+
+// proxyRole returns the name of the workload's proxy in messages.
+func proxyRole(w *topology.Workload) string {
+	if w.Type == topology.Gateway {
+		return "gateway"
+	}
+	return "sidecar"
 }
 
 func (r *instanceRunner) newProcess(what string, origin Origin, rule topology.RestartRule, c func() (command, error)) *supervisedProcess {
@@ -89,7 +97,10 @@ func (r *instanceRunner) run(ctx context.Context, started func()) {
 	r.resetWaiting()
 	r.mesh.events.publish(Event{Kind: Starting, Instance: r.instance.Name, Origin: OriginMesh, Message: r.instance.Proxy.String()})
 	var wg sync.WaitGroup
-	wg.Go(func() { r.agent.run(ctx) })
+	if r.agent != nil {
+		wg.Go(func() { r.agent.run(ctx) })
+		wg.Go(func() { r.renewCredentials(ctx) })
+	}
 	if r.app != nil {
 		wg.Go(func() {
 			if r.waitForSidecar(ctx) {
@@ -97,17 +108,18 @@ func (r *instanceRunner) run(ctx context.Context, started func()) {
 			}
 		})
 	}
-	wg.Go(func() { r.renewCredentials(ctx) })
 	r.watchReadiness(ctx, started)
 	r.deregister()
-	r.quitAgent()
+	if r.agent != nil {
+		r.quitAgent()
+	}
 	wg.Wait()
 }
 
 // waitForSidecar waits until the sidecar is ready, if Istio's holdApplicationUntilProxyStarts is set. It returns false
 // if ctx ends before.
 func (r *instanceRunner) waitForSidecar(ctx context.Context) bool {
-	if !r.mesh.cfg.Topology.Mesh.GetDefaultConfig().GetHoldApplicationUntilProxyStarts().GetValue() {
+	if r.agent == nil || !r.mesh.cfg.Topology.Mesh.GetDefaultConfig().GetHoldApplicationUntilProxyStarts().GetValue() {
 		return true
 	}
 	for {
@@ -204,6 +216,9 @@ type observation struct {
 
 func (r *instanceRunner) observe(ctx context.Context) observation {
 	seen := r.observeApp(ctx)
+	if r.agent == nil {
+		return seen
+	}
 	agent := r.agent.snapshot()
 	reasons, silent := r.observeAgent(ctx, agent)
 	if len(reasons) > 0 {

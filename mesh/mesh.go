@@ -61,11 +61,13 @@ type Mesh struct {
 	events    *eventStream
 	registry  *config.MemoryStore
 	readiness *broadcast
-	kill      chan struct{} // closed when processes that are stopping must be killed immediately
-	killOnce  sync.Once
-	runID     string
-	stopCtx   context.Context // canceled by Stop; its cause is the reason
-	stop      context.CancelCauseFunc
+	// ruleUpdates requests updates of the forwarding rules. The channel in a request is closed after the update.
+	ruleUpdates chan chan struct{}
+	kill        chan struct{} // closed when processes that are stopping must be killed immediately
+	killOnce    sync.Once
+	runID       string
+	stopCtx     context.Context // canceled by Stop; its cause is the reason
+	stop        context.CancelCauseFunc
 
 	// Run sets these fields during the start. mu guards them.
 	mu           sync.Mutex
@@ -116,7 +118,7 @@ func New(cfg Config) (*Mesh, error) {
 		}
 	}
 	m := &Mesh{
-		cfg: cfg, events: newEventStream(), registry: config.NewMemoryStore(), readiness: newBroadcast(),
+		cfg: cfg, events: newEventStream(), registry: config.NewMemoryStore(), readiness: newBroadcast(), ruleUpdates: make(chan chan struct{}),
 		kill: make(chan struct{}), runID: newRunID(), done: make(chan struct{}),
 	}
 	m.stopCtx, m.stop = context.WithCancelCause(context.Background())
@@ -201,7 +203,8 @@ func (m *Mesh) claimName(context.Context) error {
 
 func (m *Mesh) claimNetwork(context.Context) error {
 	placement, err := m.cfg.Network.Claim(m.cfg.Topology, Resources{
-		Agent: m.agentCommand, Environ: m.inheritedEnv(), Dir: filepath.Join(m.runtime.path, networkDir), Logf: m.logf,
+		Agent: m.agentCommand, Environ: m.inheritedEnv(), Dir: filepath.Join(m.runtime.path, networkDir),
+		LookupService: m.lookupService, Logf: m.logf,
 	})
 	if err != nil {
 		return fmt.Errorf("claiming the mesh's network: %w", err)
@@ -283,6 +286,9 @@ func (m *Mesh) prepareInstances(context.Context) error {
 		return err
 	}
 	for _, r := range runners {
+		if r.files == nil {
+			continue
+		}
 		if err := r.files.write(); err != nil {
 			return err
 		}

@@ -59,12 +59,17 @@ func (p addressPlan) assignAddresses(t *topology.Topology) []*topology.Instance 
 	for n, i := range instances {
 		i.Proxy, i.Proxy6 = p.addresses(byte(n+1), 1)
 		i.App, i.LocalAddr, i.Captured = i.Proxy, netip.AddrFrom4([4]byte{127, 0, 0, 1}), true
+		i.DNS = netip.AddrPortFrom(i.LocalAddr, topology.AgentDNSPort)
+		if i.Workload.NoSidecar {
+			bridge, _ := p.bridgeAddresses()
+			i.DNS = netip.AddrPortFrom(bridge, dnsPort)
+		}
 	}
 	return instances
 }
 
-// resolvConf returns an application's resolv.conf. Its name server is the bridge, which forwards the queries that the
-// agent does not answer. Its search domains are those of a pod in the workload's namespace, followed by search.
+// resolvConf returns an application's resolv.conf. Its name server is the bridge, which answers the queries that no
+// agent answers. Its search domains are those of a pod in the workload's namespace, followed by search.
 func (p addressPlan) resolvConf(w *topology.Workload, search []string) string {
 	nameserver, _ := p.bridgeAddresses()
 	domains := w.Namespace + ".svc.cluster.local svc.cluster.local cluster.local"

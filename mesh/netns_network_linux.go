@@ -116,9 +116,10 @@ type capturedPlacement struct {
 	instances []*topology.Instance
 	host      netip.Addr
 
+	releaseList
+
 	mu        sync.Mutex
 	sandboxes map[*topology.Instance]*sandbox
-	release   []func() error
 }
 
 // sandbox is the environment of an instance's processes: its network namespace, files and resolver.
@@ -166,33 +167,14 @@ func (p *capturedPlacement) Dial(ctx context.Context, network, address string) (
 	return p.bridge.Dial(ctx, network, address)
 }
 
-func (p *capturedPlacement) onRelease(f func() error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.release = append(p.release, f)
-}
-
-// Release releases all resources in reverse order.
-func (p *capturedPlacement) Release() error {
-	p.mu.Lock()
-	release := p.release
-	p.release = nil
-	p.mu.Unlock()
-	var errs []error
-	for n := len(release) - 1; n >= 0; n-- {
-		errs = append(errs, release[n]())
-	}
-	return errors.Join(errs...)
-}
-
-// Attach creates the instance's sandbox. It installs the redirection rules unless the instance is a gateway.
+// Attach creates the instance's sandbox. It installs the redirection rules if the instance has a sidecar.
 func (p *capturedPlacement) Attach(i *topology.Instance) (Attachment, error) {
 	sb, err := p.newSandbox(i)
 	if err != nil {
 		return Attachment{}, err
 	}
 	agent := []string{"INSTANCE_IP=" + i.Proxy.String()}
-	if i.Workload.Type != topology.Gateway {
+	if i.Workload.HasSidecar() {
 		agent = append(agent, "ISTIO_META_INTERCEPTION_MODE=REDIRECT", "ISTIO_META_DNS_CAPTURE=true")
 		if err := p.applyRedirection(i, sb); err != nil {
 			return Attachment{}, err
@@ -204,14 +186,12 @@ func (p *capturedPlacement) Attach(i *topology.Instance) (Attachment, error) {
 	enter := func(s netns.ProcessIsolation) func() error {
 		return func() error { return errors.Join(sb.namespace.EnterThread(), s.Enter()) }
 	}
-	// With a proxy variable from the user's shell, the application's requests would bypass its sidecar.
-	app := []string{"HTTP_PROXY=", "http_proxy=", "HTTPS_PROXY=", "https_proxy=", "ALL_PROXY=", "all_proxy="}
 	forwarders := newLoopbackForwarders(sb, i)
 	p.onRelease(forwarders.close)
 	udp := &udpForwarder{namespace: sb.namespace}
 	return Attachment{
 		ExposeApp: forwarders.update, UnexposeApp: forwarders.close,
-		AppEnv: app, AgentEnv: agent, EnterApp: enter(appIsolation), EnterAgent: enter(agentIsolation), Dial: sb.dial,
+		AppEnv: noProxyVariables, AgentEnv: agent, EnterApp: enter(appIsolation), EnterAgent: enter(agentIsolation), Dial: sb.dial,
 		Check:        func() error { return p.publish(i) },
 		ForwardPorts: udp.update,
 	}, nil
@@ -247,10 +227,7 @@ func (p *capturedPlacement) newSandbox(i *topology.Instance) (*sandbox, error) {
 	return sb, nil
 }
 
-const (
-	resolvConfPath = "/etc/resolv.conf"
-	nsswitchPath   = "/etc/nsswitch.conf"
-)
+const nsswitchPath = "/etc/nsswitch.conf"
 
 // writeFiles writes the files that replace the machine's files in the sandbox of an instance. The result maps each
 // path in the sandbox to the file that replaces it.

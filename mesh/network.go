@@ -30,6 +30,8 @@ type Resources struct {
 	// Dir is a directory for files. The network creates the directory if it needs files. The mesh removes the
 	// directory when the mesh stops.
 	Dir string
+	// LookupService returns the addresses of a service, for instances without a sidecar.
+	LookupService serviceLookup
 	// Logf logs a message for the user.
 	Logf func(format string, args ...any)
 }
@@ -87,13 +89,13 @@ type Attachment struct {
 type Loopback struct{}
 
 // Claim reserves the topology's network, or the first free one.
-func (Loopback) Claim(t *topology.Topology, _ Resources) (Placement, error) {
+func (Loopback) Claim(t *topology.Topology, use Resources) (Placement, error) {
 	if t.Network.IsValid() {
-		return claimLoopback(t, t.Network)
+		return claimLoopback(t, t.Network, use)
 	}
 	var first error
 	for n := topology.FirstNetwork; n <= topology.LastNetwork; n++ {
-		p, err := claimLoopback(t, topology.LoopbackNetwork(byte(n)))
+		p, err := claimLoopback(t, topology.LoopbackNetwork(byte(n)), use)
 		if err == nil {
 			return p, nil
 		}
@@ -107,7 +109,8 @@ func (Loopback) Claim(t *topology.Topology, _ Resources) (Placement, error) {
 type loopbackPlacement struct {
 	network   netip.Prefix
 	instances []*topology.Instance
-	claim     net.Listener
+	lookup    serviceLookup
+	releaseList
 }
 
 // claimNetwork reserves a loopback network by an abstract socket. Other meshes on this machine, of any user, cannot
@@ -121,15 +124,16 @@ func claimNetwork(network netip.Prefix) (net.Listener, error) {
 }
 
 // claimLoopback reserves this network and checks that the control plane's ports in it are free.
-func claimLoopback(t *topology.Topology, network netip.Prefix) (*loopbackPlacement, error) {
+func claimLoopback(t *topology.Topology, network netip.Prefix, use Resources) (*loopbackPlacement, error) {
 	claim, err := claimNetwork(network)
 	if err != nil {
 		return nil, err
 	}
-	p := &loopbackPlacement{network: network, claim: claim, instances: topology.AssignAddresses(t, network)}
+	p := &loopbackPlacement{network: network, lookup: use.LookupService, instances: topology.AssignAddresses(t, network)}
+	p.onRelease(claim.Close)
 	for _, port := range []uint16{topology.SecurePort, topology.PlaintextPort, topology.MonitoringPort, topology.TokenExchangePort} {
 		if err := checkPort(netip.AddrPortFrom(p.ControlPlane(), port)); err != nil {
-			return nil, errors.Join(err, claim.Close())
+			return nil, errors.Join(err, p.Release())
 		}
 	}
 	return p, nil
@@ -140,7 +144,6 @@ func (p *loopbackPlacement) Captured() bool                  { return false }
 func (p *loopbackPlacement) ControlPlane() netip.Addr        { return topology.ControlPlaneAddress(p.network) }
 func (p *loopbackPlacement) Host() netip.Addr                { return p.ControlPlane() }
 func (p *loopbackPlacement) Instances() []*topology.Instance { return p.instances }
-func (p *loopbackPlacement) Release() error                  { return p.claim.Close() }
 
 func (p *loopbackPlacement) Listen(network, address string) (net.Listener, error) {
 	return net.Listen(network, address)
@@ -152,6 +155,9 @@ func (p *loopbackPlacement) Dial(ctx context.Context, network, address string) (
 }
 
 func (p *loopbackPlacement) Attach(i *topology.Instance) (Attachment, error) {
+	if i.Workload.NoSidecar {
+		return p.attachWithoutSidecar(i), nil
+	}
 	app := []string{"HTTP_PROXY=" + i.HTTPProxyURL(), "http_proxy=" + i.HTTPProxyURL(), "NO_PROXY=", "no_proxy="}
 	agent := []string{
 		"ISTIO_META_INTERCEPTION_MODE=NONE",
@@ -184,11 +190,16 @@ func checkPorts(i *topology.Instance) error {
 
 func listenAddresses(i *topology.Instance) []netip.AddrPort {
 	var all []netip.AddrPort
-	for _, port := range []uint16{topology.StatusPort, topology.ReadinessPort, topology.PrometheusPort, topology.TokenPort} {
-		all = append(all, netip.AddrPortFrom(i.Proxy, port))
+	if !i.Workload.NoSidecar {
+		for _, port := range []uint16{topology.StatusPort, topology.ReadinessPort, topology.PrometheusPort, topology.TokenPort} {
+			all = append(all, netip.AddrPortFrom(i.Proxy, port))
+		}
+	}
+	if i.Workload.HasSidecar() {
+		all = append(all, netip.AddrPortFrom(i.Proxy, topology.HTTPProxyPort))
 	}
 	if i.Workload.Type != topology.Gateway {
-		all = append(all, netip.AddrPortFrom(i.Proxy, topology.HTTPProxyPort), netip.AddrPortFrom(i.Proxy, topology.AgentDNSPort))
+		all = append(all, i.DNS)
 	}
 	for _, p := range i.Workload.Ports {
 		if p.Protocol == "UDP" {
@@ -199,7 +210,7 @@ func listenAddresses(i *topology.Instance) []netip.AddrPort {
 			at = p.Publish
 		}
 		all = append(all, at)
-		if i.Workload.Type != topology.Gateway {
+		if i.Workload.HasSidecar() {
 			all = append(all, netip.AddrPortFrom(i.App, p.Port))
 		}
 	}

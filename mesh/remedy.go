@@ -31,12 +31,23 @@ func bindRemedy(i *topology.Instance, lines ...string) string {
 	for _, line := range lines {
 		line = strings.ToLower(line)
 		if strings.Contains(line, "address already in use") || strings.Contains(line, "eaddrinuse") || strings.Contains(line, "cannot bind") {
-			if i.Captured {
-				return "the application must not listen on ports 15000 to 15090, which its sidecar uses"
-			}
-			return fmt.Sprintf("the application must listen on ${APP_ADDRESS} (here %s; the environment variable PILOTFISH_APP_ADDRESS), "+
-				"not on all addresses, because its sidecar listens on the same ports at %s", i.App, i.Proxy)
+			return explainBusyPort(i)
 		}
 	}
 	return ""
+}
+
+// explainBusyPort returns the remedy for an instance whose application, or sidecar, cannot listen on a port.
+func explainBusyPort(i *topology.Instance) string {
+	own := fmt.Sprintf("the application must listen on ${APP_ADDRESS} (here %s; the environment variable PILOTFISH_APP_ADDRESS), "+
+		"not on all addresses, because ", i.App)
+	switch {
+	case i.Captured && i.Workload.NoSidecar:
+		return "another process of the application listens on this port"
+	case i.Captured:
+		return "the application must not listen on ports 15000 to 15090, which its sidecar uses"
+	case i.Workload.NoSidecar:
+		return own + "other workloads may use the same port"
+	}
+	return own + fmt.Sprintf("its sidecar listens on the same ports at %s", i.Proxy)
 }

@@ -299,13 +299,14 @@ func (m *Mesh) instanceEnv(i *topology.Instance, at Attachment) ([]string, error
 	env := append([]string(nil), at.AppEnv...)
 	env = append(env,
 		"PILOTFISH_APP_ADDRESS="+i.App.String(),
-		"PILOTFISH_DNS_ADDRESS="+i.DNSAddress(),
+		"PILOTFISH_DNS_ADDRESS="+i.DNS.String(),
 		"PILOTFISH_NAME="+i.Name,
 		"PILOTFISH_NAMESPACE="+w.Namespace,
-		"PILOTFISH_TOKEN_FILE="+filepath.Join(m.agentDir(i), tokenPath),
-		"PILOTFISH_TOKEN_URL="+i.TokenURL(),
 		runVariable+"="+m.runID,
 	)
+	if w.HasSidecar() {
+		env = append(env, "PILOTFISH_TOKEN_FILE="+filepath.Join(m.agentDir(i), tokenPath), "PILOTFISH_TOKEN_URL="+i.TokenURL())
+	}
 	if vars["PORT"] != "" {
 		env = append(env, "PORT="+vars["PORT"])
 	}

@@ -50,7 +50,7 @@ type InstanceStatus struct {
 	Namespace      string                `json:"namespace"`
 	Type           topology.WorkloadType `json:"type"`
 	ServiceAccount string                `json:"serviceAccount"`
-	// ProxyAddress is the address on which the sidecar listens (the instance's address in the mesh). AppAddress is the
+	// ProxyAddress is the instance's address in the mesh, on which its sidecar listens if it has one. AppAddress is the
 	// address on which the application listens.
 	ProxyAddress string   `json:"proxyAddress"`
 	AppAddress   string   `json:"appAddress,omitempty"`
@@ -59,7 +59,8 @@ type InstanceStatus struct {
 	// Reasons lists the reasons why the instance is not ready.
 	Reasons []string `json:"reasons,omitempty"`
 	// App is the application's process; nil for a gateway.
-	App         *ProcessStatus     `json:"application,omitempty"`
+	App *ProcessStatus `json:"application,omitempty"`
+	// Agent is the agent's process. Its state is ProcessNone if the workload has no sidecar.
 	Agent       ProcessStatus      `json:"agent"`
 	EnvoyPID    int                `json:"envoyPid,omitempty"`
 	Certificate *CertificateStatus `json:"certificate,omitempty"`
@@ -78,6 +79,7 @@ const (
 	ProcessBackOff ProcessState = "back-off" // the process ended and will be restarted
 	ProcessEnded   ProcessState = "ended"    // the process ended, and its restart rule does not require a restart
 	ProcessFailed  ProcessState = "failed"   // the process ended with a failure and will not be restarted
+	ProcessNone    ProcessState = "none"     // the instance has no such process
 )
 
 // ProcessStatus is the status of one process of an instance.
@@ -107,6 +109,7 @@ const (
 	ConfigRejected     ConfigState = "rejected"
 	ConfigDegraded     ConfigState = "degraded" // the proxy does not serve as its configuration specifies
 	ConfigDisconnected ConfigState = "not connected"
+	ConfigNone         ConfigState = "none" // the workload has no proxy
 )
 
 // ConfigStatus is the configuration state of one proxy.

@@ -74,7 +74,10 @@ func (r *instanceRunner) status(ctx context.Context) InstanceStatus {
 	i, w := r.instance, r.instance.Workload
 	s := InstanceStatus{
 		Name: i.Name, Workload: w.Name, Namespace: w.Namespace, Type: w.Type, ServiceAccount: w.ServiceAccount,
-		ProxyAddress: i.Proxy.String(), Agent: r.agent.snapshot(),
+		ProxyAddress: i.Proxy.String(), Agent: ProcessStatus{State: ProcessNone},
+	}
+	if r.agent != nil {
+		s.Agent = r.agent.snapshot()
 	}
 	s.Ready, s.Reasons, _ = r.state()
 	if r.app != nil {
@@ -98,7 +101,10 @@ func (r *instanceRunner) status(ctx context.Context) InstanceStatus {
 // EnvoyPID returns the process ID of an instance's Envoy; 0 if none is running.
 func (m *Mesh) EnvoyPID(instance string) int {
 	for _, r := range m.snapshotRunners() {
-		if agent := r.agent.snapshot(); r.instance.Name == instance && agent.PID != 0 {
+		if r.instance.Name != instance || r.agent == nil {
+			continue
+		}
+		if agent := r.agent.snapshot(); agent.PID != 0 {
 			return parentsOfProgram(filepath.Base(m.envoyPath()))[agent.PID]
 		}
 	}
@@ -107,6 +113,9 @@ func (m *Mesh) EnvoyPID(instance string) int {
 
 // configStatus returns the configuration state of an instance's proxy according to the control plane.
 func configStatus(i *topology.Instance, clients []xds.ClientStatus, running bool) ConfigStatus {
+	if i.Workload.NoSidecar {
+		return ConfigStatus{State: ConfigNone}
+	}
 	mark := "~" + i.Proxy.String() + "~"
 	for n := len(clients) - 1; n >= 0; n-- {
 		if c := clients[n]; strings.Contains(c.Node, mark) {
@@ -218,7 +227,7 @@ func (m *Mesh) sampleTraffic(ctx context.Context) {
 }
 
 func (r *instanceRunner) sample(ctx context.Context) {
-	if ready, _, _ := r.state(); !ready {
+	if ready, _, _ := r.state(); !ready || r.agent == nil {
 		return
 	}
 	body, status, err := r.probe.get(ctx, adminHost, "/stats?usedonly&filter="+r.trafficFilter())

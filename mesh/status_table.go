@@ -85,7 +85,10 @@ func (i InstanceStatus) addRow(table *terminal.Table, now time.Time) {
 	if i.App != nil {
 		app = i.App.short()
 	}
-	envoy, certificate := "-", "-"
+	envoy, certificate, state, served := "-", "-", string(i.Config.State), formatRate(i.RequestsPerSecond)
+	if i.Agent.State == ProcessNone {
+		state, served = "-", "-" // only proxies have a configuration, and count requests
+	}
 	if i.EnvoyPID != 0 {
 		envoy = fmt.Sprintf("pid %d", i.EnvoyPID)
 	}
@@ -93,7 +96,7 @@ func (i InstanceStatus) addRow(table *terminal.Table, now time.Time) {
 		_, path, _ := strings.Cut(strings.TrimPrefix(c.SPIFFEID, "spiffe://"), "/")
 		certificate = path + ", " + formatDuration(c.Expires.Sub(now)) + " left"
 	}
-	table.AddRow(mark, i.Name, i.ProxyAddress, app, i.Agent.short(), envoy, certificate, string(i.Config.State), formatRate(i.RequestsPerSecond))
+	table.AddRow(mark, i.Name, i.ProxyAddress, app, i.Agent.short(), envoy, certificate, state, served)
 	table.PaintCell(configColumn, stateColours[i.Config.State])
 }
 

@@ -13,9 +13,9 @@ import (
 const udpPollInterval = 200 * time.Millisecond
 
 // forwardUDP updates the UDP forwarding rules of every instance when the endpoints of services change, until ctx ends.
-// Instances whose annotations exclude outbound connections from redirection have rules for TCP, too. Such connections
-// go to destinations that no machine has, so the rules must replace them. While the control plane
-// is stopped, the last rules remain in effect.
+// Instances without a sidecar, and those whose annotations exclude outbound connections from redirection, have rules for
+// TCP, too: without these rules, their connections would go to addresses that no process has. While the control plane is
+// stopped, the last rules remain in effect.
 func (m *Mesh) forwardUDP(ctx context.Context) {
 	ticker := time.NewTicker(udpPollInterval)
 	defer ticker.Stop()
@@ -26,7 +26,30 @@ func (m *Mesh) forwardUDP(ctx context.Context) {
 			return
 		case <-ticker.C:
 			m.updateUDPRules(states)
+		case done := <-m.ruleUpdates:
+			m.updateUDPRules(states)
+			close(done)
 		}
+	}
+}
+
+// awaitRules waits until the forwarding rules contain the endpoints that the control plane knows now, or until ctx or
+// the mesh ends. It returns at once if the network needs no such rules.
+func (m *Mesh) awaitRules(ctx context.Context) {
+	if !slices.ContainsFunc(m.snapshotRunners(), func(r *instanceRunner) bool { return r.attachment.ForwardPorts != nil }) {
+		return
+	}
+	done := make(chan struct{})
+	select {
+	case m.ruleUpdates <- done:
+	case <-ctx.Done():
+		return
+	case <-m.done:
+		return
+	}
+	select {
+	case <-done:
+	case <-m.done:
 	}
 }
 
@@ -48,7 +71,7 @@ func (m *Mesh) updateUDPRules(states map[*instanceRunner]*udpState) {
 		if !known {
 			return
 		}
-		if excludesOutbound(workload.Annotations) {
+		if workload.NoSidecar || excludesOutbound(workload.Annotations) {
 			streams, _ := plane.forwardedPorts(tcp, workload.Namespace, (*controlplane.Server).Streams)
 			ports = slices.Concat(ports, streams)
 		}

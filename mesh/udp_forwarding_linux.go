@@ -19,9 +19,6 @@ import (
 // UDP except DNS.
 const udpTable = "pilotfish-datagrams"
 
-// dnsPort is not forwarded: the sidecar answers DNS queries to any address.
-const dnsPort = 53
-
 // udpForwarder manages the UDP rules of one workload's network namespace.
 type udpForwarder struct {
 	namespace *netns.Namespace
@@ -57,7 +54,7 @@ func addDNATRules(c *nftables.Conn, ports []controlplane.ForwardedPort) {
 		Priority: nftables.ChainPriorityRef(*nftables.ChainPriorityNATDest + 1),
 	})
 	for _, p := range ports {
-		if p.Address.Port() == dnsPort {
+		if p.Address.Port() == dnsPort { // the sidecar answers DNS queries to any address
 			continue
 		}
 		to, protocol := chain, byte(unix.IPPROTO_UDP)

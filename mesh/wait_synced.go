@@ -14,11 +14,12 @@ const (
 	syncInterval = 10 * time.Millisecond
 )
 
-// waitSynced waits until the configuration of all proxies contains all ready instances, or until syncTimeout has
-// passed. The configuration is complete slightly later than the instances are ready.
+// waitSynced waits until the configuration of all proxies, and the forwarding rules, contain all ready instances, or until
+// syncTimeout has passed. The configuration is complete slightly later than the instances are ready.
 func (m *Mesh) waitSynced(ctx context.Context) error {
 	limit := time.NewTimer(syncTimeout)
 	defer limit.Stop()
+	defer m.awaitRules(ctx)
 	for !m.isSynced() {
 		select {
 		case <-time.After(syncInterval):

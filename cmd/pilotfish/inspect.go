@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/describe"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/inspect"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
@@ -100,11 +101,33 @@ func (q *query) find(ctx context.Context, name string) (*inspect.Client, *mesh.C
 	if err != nil {
 		return nil, nil, xds.ClientStatus{}, err
 	}
-	found, err := inspect.Find(clients, name)
-	if err != nil {
-		err = usageError{err}
-	}
+	found, err := findProxy(ctx, running, clients, name)
 	return client, running, found, err
+}
+
+// findProxy returns the connected proxy called name. If running is not nil, and name is a workload of this mesh that
+// has no sidecar, it returns a noSidecarError.
+func findProxy(ctx context.Context, running *mesh.Client, clients []xds.ClientStatus, name string) (xds.ClientStatus, error) {
+	found, err := inspect.Find(clients, name)
+	if err == nil {
+		return found, nil
+	}
+	if running != nil {
+		s, _ := running.Status(ctx) // on an error, the list of instances is empty
+		for _, i := range s.Instances {
+			if i.Agent.State == mesh.ProcessNone && (name == i.Name || name == i.Name+"."+i.Namespace) {
+				err = &noSidecarError{i}
+			}
+		}
+	}
+	return xds.ClientStatus{}, usageError{err}
+}
+
+// noSidecarError reports that a workload has no proxy.
+type noSidecarError struct{ instance mesh.InstanceStatus }
+
+func (e *noSidecarError) Error() string {
+	return fmt.Sprintf("workload %s has no sidecar, so there is no proxy to show (`sidecar: false` in the topology)", e.instance.Name)
 }
 
 // completeWorkloads returns the names of connected proxies, for shell completion.
@@ -145,7 +168,7 @@ Exit codes:
 		Args:              usage.Args("[WORKLOAD]"),
 		ValidArgsFunction: q.completeWorkloads,
 		RunE: func(c *cobra.Command, args []string) error {
-			client, _, err := q.connect()
+			client, running, err := q.connect()
 			if err != nil {
 				return err
 			}
@@ -154,9 +177,9 @@ Exit codes:
 				return err
 			}
 			if len(args) == 1 {
-				found, err := inspect.Find(clients, args[0])
+				found, err := findProxy(c.Context(), running, clients, args[0])
 				if err != nil {
-					return usageError{err}
+					return err
 				}
 				clients = []xds.ClientStatus{found}
 			}
@@ -183,10 +206,11 @@ func newDescribeCommand() *cobra.Command {
 		Use:   "describe WORKLOAD",
 		Short: "Describe which documents apply to a workload, and their effects",
 		Long: `Describe which documents apply to a workload, and their effects. The workload's
-proxy must be connected to the control plane. For inbound calls, the output
-contains the workload's ports, services and routes, its mutual TLS mode, and the
-clients that are allowed. For outbound calls, it contains the visible services
-and the rules for calls to them. Each document is shown with its position.
+proxy must be connected to the control plane, or the workload must belong to a
+mesh on this machine and have no sidecar. For inbound calls, the output contains
+the workload's ports, services and routes, its mutual TLS mode, and the clients
+that are allowed. For outbound calls, it contains the visible services and the
+rules for calls to them. Each document is shown with its position.
 
 Exit codes:
   0  success
@@ -195,11 +219,7 @@ Exit codes:
 		Args:              usage.Args("WORKLOAD"),
 		ValidArgsFunction: q.completeWorkloads,
 		RunE: func(c *cobra.Command, args []string) error {
-			client, _, found, err := q.find(c.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			d, err := client.Describe(c.Context(), found.ID)
+			d, err := q.describe(c.Context(), args[0])
 			if err != nil {
 				return err
 			}
@@ -211,6 +231,18 @@ Exit codes:
 	}
 	q.flags(c)
 	return c
+}
+
+// describe returns the description of a workload with or without a sidecar.
+func (q *query) describe(ctx context.Context, name string) (describe.Description, error) {
+	client, _, found, err := q.find(ctx, name)
+	if plain, ok := errors.AsType[*noSidecarError](err); ok {
+		return client.DescribeWithoutSidecar(ctx, plain.instance.Namespace, plain.instance.Name)
+	}
+	if err != nil {
+		return describe.Description{}, err
+	}
+	return client.Describe(ctx, found.ID)
 }
 
 func newDiffCommand() *cobra.Command {

@@ -5,6 +5,7 @@ import (
 	"io"
 	"strings"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 	"github.com/pilotfish-mesh/pilotfish/internal/terminal"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
@@ -27,7 +28,7 @@ func (d Description) text(f terminal.Format) string {
 		b.printf("  Envoy %s", d.Envoy)
 	}
 	b.printf("\n")
-	if d.Type == "sidecar" && len(d.Inbound) == 0 {
+	if d.Type != string(translate.Router) && len(d.Inbound) == 0 {
 		b.printf("\nNo service selects the workload: other workloads cannot call it by name.\n")
 	}
 	for _, in := range d.Inbound {

@@ -96,6 +96,12 @@ func (c *Client) Describe(ctx context.Context, id string) (describe.Description,
 	return d, c.call(ctx, http.MethodGet, "/debug/describe?proxyID="+url.QueryEscape(id), nil, &d)
 }
 
+// DescribeWithoutSidecar returns a description of a workload without a sidecar.
+func (c *Client) DescribeWithoutSidecar(ctx context.Context, namespace, name string) (describe.Description, error) {
+	var d describe.Description
+	return d, c.call(ctx, http.MethodGet, "/debug/describe?workload="+url.QueryEscape(namespace+"/"+name), nil, &d)
+}
+
 // Diff returns the changes that the files would cause. The request contains no private keys.
 func (c *Client) Diff(ctx context.Context, files []controlplane.DiffFile) (controlplane.DiffAnswer, error) {
 	var answer controlplane.DiffAnswer

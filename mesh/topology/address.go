@@ -38,7 +38,7 @@ const (
 type Instance struct {
 	Name string
 	// Proxy is the address on which the proxy listens. Other workloads of the mesh connect to it. App is the address on
-	// which the application listens.
+	// which the application listens. Without a sidecar, the two are equal.
 	Proxy netip.Addr
 	App   netip.Addr
 	// Proxy6 is the proxy's IPv6 address. It is the zero Addr in a loopback network.
@@ -47,6 +47,9 @@ type Instance struct {
 	Workload *Workload
 	// LocalAddr is the address on which the proxy and its agent listen for the instance's own application.
 	LocalAddr netip.Addr
+	// DNS is the address of the DNS server for the application: its agent's, or that of the mesh's process if it has no
+	// sidecar.
+	DNS netip.AddrPort
 	// Captured reports whether the kernel redirects the application's traffic to the proxy.
 	Captured bool
 	// upstreamOctets contains the first three octets of the addresses on which the proxy listens for TCP upstreams.
@@ -65,20 +68,24 @@ func ControlPlaneAddress(network netip.Prefix) netip.Addr {
 }
 
 // AssignAddresses returns an instance for every replica of every workload: 127.N.i.1 is the proxy, 127.N.i.2 is the
-// application, and 127.N.i.16 and the following addresses are its TCP upstreams. i follows the order of the file, so
-// the addresses are the same in each run.
+// application, and 127.N.i.16 and the following addresses are its TCP upstreams. An application without a sidecar is at
+// 127.N.i.1. i follows the order of the file, so the addresses are the same in each run.
 func AssignAddresses(t *Topology, network netip.Prefix) []*Instance {
 	var out []*Instance
 	b := network.Addr().As4()
 	for _, w := range t.Workloads {
 		for replica := 1; replica <= w.Replicas; replica++ {
 			i := byte(len(out) + 1)
-			proxy := netip.AddrFrom4([4]byte{b[0], b[1], i, 1})
+			proxy, app := netip.AddrFrom4([4]byte{b[0], b[1], i, 1}), netip.AddrFrom4([4]byte{b[0], b[1], i, 2})
+			if w.NoSidecar {
+				app = proxy
+			}
 			out = append(out, &Instance{
 				Name:           w.instanceName(replica),
 				Proxy:          proxy,
-				App:            netip.AddrFrom4([4]byte{b[0], b[1], i, 2}),
+				App:            app,
 				LocalAddr:      proxy,
+				DNS:            netip.AddrPortFrom(proxy, AgentDNSPort),
 				upstreamOctets: [3]byte{b[0], b[1], i},
 				Workload:       w,
 			})
@@ -87,30 +94,28 @@ func AssignAddresses(t *Topology, network netip.Prefix) []*Instance {
 	return out
 }
 
-// HTTPProxyURL returns the URL of the sidecar's HTTP proxy, or "" when traffic is captured.
+// HTTPProxyURL returns the URL of the sidecar's HTTP proxy, or "" if traffic is captured or there is no sidecar.
 func (i *Instance) HTTPProxyURL() string {
-	if i.Captured {
+	if i.Captured || i.Workload.NoSidecar {
 		return ""
 	}
 	return fmt.Sprintf("http://%s:%d", i.Proxy, HTTPProxyPort)
 }
-
-// DNSAddress returns the address of the agent's DNS server.
-func (i *Instance) DNSAddress() string { return netip.AddrPortFrom(i.LocalAddr, AgentDNSPort).String() }
 
 // TokenURL returns the URL of the agent's token exchange.
 func (i *Instance) TokenURL() string {
 	return "http://" + netip.AddrPortFrom(i.LocalAddr, TokenPort).String() + "/token"
 }
 
-// UpstreamAddress returns the address on which the sidecar listens for the n-th TCP upstream.
+// UpstreamAddress returns the address on which the sidecar listens for the n-th TCP upstream. Without a sidecar, the
+// mesh's process listens there.
 func (i *Instance) UpstreamAddress(n int) netip.AddrPort {
 	addr := netip.AddrFrom4([4]byte{i.upstreamOctets[0], i.upstreamOctets[1], i.upstreamOctets[2], byte(16 + n)})
 	return netip.AddrPortFrom(addr, i.Workload.Upstreams[n].Port)
 }
 
-// upstreamTarget returns the address that the application uses for the n-th TCP upstream: that of the sidecar's
-// listener, or the upstream's host name if traffic is captured.
+// upstreamTarget returns the address that the application uses for the n-th TCP upstream: UpstreamAddress, or the
+// upstream's host name if traffic is captured.
 func (i *Instance) upstreamTarget(n int) string {
 	if u := i.Workload.Upstreams[n]; i.Captured {
 		return net.JoinHostPort(u.Host, strconv.Itoa(int(u.Port)))

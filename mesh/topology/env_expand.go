@@ -49,7 +49,7 @@ func (i *Instance) Variables(topologyDir, self string) map[string]string {
 	vars := map[string]string{
 		"NAME": i.Name, "WORKLOAD": w.Name, "NAMESPACE": w.Namespace, "SERVICE_ACCOUNT": w.ServiceAccount,
 		"APP_ADDRESS": i.App.String(), "PROXY_ADDRESS": i.Proxy.String(), "HTTP_PROXY": i.HTTPProxyURL(),
-		"DNS_ADDRESS": i.DNSAddress(),
+		"DNS_ADDRESS": i.DNS.String(),
 		"PORT":        "", "TOPOLOGY_DIR": topologyDir, "PILOTFISH": self,
 	}
 	if port := w.FirstPort(); port != 0 {

@@ -21,10 +21,12 @@ var (
 
 func (v value) workload() *Workload {
 	w := &Workload{At: v.position()}
+	sidecar := true
 	present := v.object(map[string]func(value){
 		"name":           func(v value) { v.label(&w.Name, 63) },
 		"namespace":      func(v value) { v.label(&w.Namespace, 63) },
 		"type":           func(v value) { v.oneOf((*string)(&w.Type), string(Service), string(Gateway)) },
+		"sidecar":        func(v value) { v.boolean(&sidecar) },
 		"labels":         func(v value) { v.labels(&w.Labels) },
 		"annotations":    func(v value) { v.stringMap(&w.Annotations) },
 		"serviceAccount": func(v value) { v.dnsName(&w.ServiceAccount) },
@@ -51,8 +53,25 @@ func (v value) workload() *Workload {
 	})
 	v.require(present, "name", "name: and a name of its own")
 	v.checkType(w, present)
+	if !present["sidecar"] {
+		sidecar = !w.refusesInjection()
+	}
+	w.NoSidecar = !sidecar && w.Type != Gateway
 	w.source = v
 	return w
+}
+
+// injectKey is Istio's label, and older annotation, of a pod that determines whether the pod receives a sidecar.
+const injectKey = "sidecar.istio.io/inject"
+
+// refusesInjection reports whether a pod with the workload's labels and annotations would not receive a sidecar. As in
+// Istio, the label overrides the annotation.
+func (w *Workload) refusesInjection() bool {
+	inject, ok := w.Labels[injectKey]
+	if !ok {
+		inject = w.Annotations[injectKey]
+	}
+	return inject == "false"
 }
 
 // checkType reports fields that have no effect for the workload's type.
@@ -61,7 +80,7 @@ func (v value) checkType(w *Workload, present map[string]bool) {
 		v.require(present, "command", `command: ["/path/to/program", "argument"]`)
 		return
 	}
-	for _, field := range []string{"command", "env", "workingDir", "addCapabilities", "restart", "readiness", "upstreams"} {
+	for _, field := range []string{"sidecar", "command", "env", "workingDir", "addCapabilities", "restart", "readiness", "upstreams"} {
 		if present[field] {
 			v.field(field).problem("remove the field, or set the type to "+string(Service), "a gateway has no application, so this field has no effect")
 		}

@@ -32,10 +32,10 @@ func (w *Workload) RegistryEntry(name, address string) *config.Resource {
 	for k, v := range w.Labels {
 		labels[k] = v
 	}
-	// A gateway's TLS mode depends on its Gateway documents. As in Istio, clients use the mesh's mutual TLS to it only
-	// if a DestinationRule requires it.
+	// Without a sidecar, nothing accepts mutual TLS. A gateway's TLS mode depends on its Gateway documents. As in Istio,
+	// clients use the mesh's mutual TLS to these only if a DestinationRule requires it.
 	switch {
-	case w.Type != Gateway:
+	case w.HasSidecar():
 		labels[tlsModeLabel] = "istio"
 	case labels[tlsModeLabel] == "":
 		labels[tlsModeLabel] = "disabled"

@@ -46,7 +46,7 @@ type Topology struct {
 type WorkloadType string
 
 const (
-	// Service is an application with a sidecar.
+	// Service is an application. It has a sidecar unless Workload.NoSidecar is set.
 	Service WorkloadType = "service"
 	// Gateway is a proxy without an application.
 	Gateway WorkloadType = "gateway"
@@ -64,9 +64,11 @@ const (
 
 // Workload is one entry of spec.workloads: an application or a gateway, with its number of replicas.
 type Workload struct {
-	Name           string
-	Namespace      string
-	Type           WorkloadType
+	Name      string
+	Namespace string
+	Type      WorkloadType
+	// NoSidecar: the application runs outside the mesh, without an agent and an Envoy.
+	NoSidecar      bool
 	Labels         map[string]string
 	Annotations    map[string]string
 	ServiceAccount string
@@ -147,6 +149,9 @@ func (w *Workload) instanceName(replica int) string {
 	}
 	return fmt.Sprintf("%s-%d", w.Name, replica)
 }
+
+// HasSidecar reports whether the workload is an application with a sidecar.
+func (w *Workload) HasSidecar() bool { return w.Type != Gateway && !w.NoSidecar }
 
 // FirstPort returns the value of ${PORT}, or 0 if the workload has no ports.
 func (w *Workload) FirstPort() uint16 {

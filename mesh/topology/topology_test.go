@@ -127,6 +127,8 @@ func TestInvalidTopologyIsRefusedWithPosition(t *testing.T) {
 		"empty command":       {head + "spec: {workloads: [{name: a, command: []}]}\n", []string{"spec.workloads[0].command", "the command is empty"}},
 		"command as a string": {head + "spec: {workloads: [{name: a, command: run me}]}\n", []string{"a list is expected here, but this is a string"}},
 		"gateway's command":   {head + "spec: {workloads: [{name: a, type: gateway, command: [x]}]}\n", []string{"spec.workloads[0].command", "a gateway has no application"}},
+		"gateway's sidecar":   {head + "spec: {workloads: [{name: a, type: gateway, sidecar: false}]}\n", []string{"spec.workloads[0].sidecar", "a gateway has no application"}},
+		"sidecar as a string": {head + "spec: {workloads: [{name: a, command: [x], sidecar: \"false\"}]}\n", []string{`spec.workloads[0].sidecar: "false"`, "true or false is expected here, but this is a string"}},
 		"unknown type":        {head + "spec: {workloads: [{name: a, type: sidecar, command: [x]}]}\n", []string{`"sidecar"`, "service, gateway"}},
 		"unknown restart":     {head + "spec: {workloads: [{name: a, restart: maybe, command: [x]}]}\n", []string{`"maybe"`, "on-failure"}},
 		"no replicas":         {head + "spec: {workloads: [{name: a, replicas: 0, command: [x]}]}\n", []string{"from 1 to 254"}},
@@ -280,6 +282,33 @@ func TestEveryInstanceHasUniqueAddresses(t *testing.T) {
 	}
 }
 
+func TestWorkloadWithoutSidecarIsRecognized(t *testing.T) {
+	top, err := Parse("m.yaml", []byte(head+`spec:
+  workloads:
+  - {name: default, command: [x]}
+  - {name: set, command: [x], sidecar: true}
+  - {name: field, command: [x], sidecar: false}
+  - {name: label, command: [x], labels: {sidecar.istio.io/inject: "false"}}
+  - {name: annotation, command: [x], annotations: {sidecar.istio.io/inject: "false"}}
+  - {name: both, command: [x], labels: {sidecar.istio.io/inject: "true"}, annotations: {sidecar.istio.io/inject: "false"}}
+  - {name: overridden, command: [x], sidecar: true, labels: {sidecar.istio.io/inject: "false"}}
+  - {name: gateway, type: gateway, labels: {sidecar.istio.io/inject: "false"}}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, i := range AssignAddresses(top, LoopbackNetwork(80)) {
+		if i.Workload.NoSidecar {
+			got = append(got, i.Name+" "+i.Proxy.String()+" "+i.App.String()+" "+i.HTTPProxyURL())
+		}
+	}
+	want := []string{"field 127.80.3.1 127.80.3.1 ", "label 127.80.4.1 127.80.4.1 ", "annotation 127.80.5.1 127.80.5.1 "}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
 // FuzzParse searches for files that crash or hang the parser, and for errors without a position.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(head + "spec: {config: a, network: 127.80.0.0/16, workloads: [" + okWorkload + "]}\n"))
@@ -314,12 +343,13 @@ func TestDocumentedExampleIsValidTopology(t *testing.T) {
 }
 
 // Gateways determine the protocols of their ports, which can be plaintext or another TLS.
-func TestGatewayEntriesHaveNoMeshTLSLabel(t *testing.T) {
+func TestOnlyEntriesWithSidecarHaveMeshTLSLabel(t *testing.T) {
 	top, err := Parse("mesh.yaml", []byte(head+`spec:
   workloads:
   - {name: gate, type: gateway, serviceAccount: gate, ports: [{port: 8080}]}
   - {name: mutual, type: gateway, serviceAccount: gate, labels: {security.istio.io/tlsMode: istio}, ports: [{port: 8080}]}
   - {name: app, serviceAccount: app, command: [app], ports: [{port: 8080}]}
+  - {name: plain, sidecar: false, serviceAccount: app, command: [app], ports: [{port: 8080}]}
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -329,7 +359,7 @@ func TestGatewayEntriesHaveNoMeshTLSLabel(t *testing.T) {
 		entry := r.Spec.(*networking.WorkloadEntry)
 		got[entry.GetLabels()["app"]] = registry.HasSidecar(entry.GetLabels(), entry.GetServiceAccount())
 	}
-	if diff := cmp.Diff(map[string]bool{"gate": false, "mutual": true, "app": true}, got); diff != "" {
+	if diff := cmp.Diff(map[string]bool{"gate": false, "mutual": true, "app": true, "plain": false}, got); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -268,6 +268,15 @@ func (v value) integer(into *int, low, high int) {
 	*into = n
 }
 
+func (v value) boolean(into *bool) {
+	b, err := strconv.ParseBool(v.node.Value)
+	if v.node.Kind != yaml.ScalarNode || v.node.ShortTag() != "!!bool" || err != nil {
+		v.problem("write true or false, without quotes", "true or false is expected here, but this is %s", v.kindName())
+		return
+	}
+	*into = b
+}
+
 func (v value) port(into *uint16) {
 	var n int
 	v.integer(&n, 1, 65535)
