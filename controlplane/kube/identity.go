@@ -29,6 +29,9 @@ type IdentityConfig struct {
 	Namespace string
 	// Revision is the revision of the control plane; "" is the default revision.
 	Revision string
+	// HasExternalCA is true if the files of an external CA are in a directory. The Secrets then contain only the key
+	// that signs tokens.
+	HasExternalCA bool
 	// Audiences are the accepted audiences of tokens; default: ca.TokenAudience.
 	Audiences []string
 	// Live looks up pods and service accounts.
@@ -66,8 +69,13 @@ func OpenIdentity(ctx context.Context, c IdentityConfig) (*Identity, error) {
 	i.Tokens = &tokenVerifier{
 		keys: i.keys, reviews: newTokenReviews(authentication, c.Audiences), live: c.Live, audiences: c.Audiences, now: time.Now,
 	}
+	secrets := secretClient{rest: core, namespace: c.Namespace}
+	if c.HasExternalCA {
+		i.Store = plugInStore{secrets}
+		return i, nil
+	}
 	var err error
-	if i.Store, i.Material, err = findAuthority(ctx, secretClient{rest: core, namespace: c.Namespace}); err != nil {
+	if i.Store, i.Material, err = findAuthority(ctx, secrets); err != nil {
 		return nil, fmt.Errorf("the certificate authority: %w", err)
 	}
 	return i, nil

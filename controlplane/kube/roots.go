@@ -38,7 +38,7 @@ type rootsPublisher struct {
 	rest     rest.Interface
 	isLeader func() bool
 	log      *slog.Logger
-	queue    workqueue.TypedRateLimitingInterface[string] // names of namespaces
+	queue    workqueue.TypedRateLimitingInterface[string] // names of namespaces; nil before Run
 
 	mu         sync.Mutex
 	roots      []byte
@@ -63,13 +63,14 @@ type overwrittenBy struct {
 func newRootsPublisher(client rest.Interface, isLeader func() bool, log *slog.Logger) *rootsPublisher {
 	return &rootsPublisher{
 		rest: client, isLeader: isLeader, log: log,
-		queue:      workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](20*time.Millisecond, time.Minute)),
 		namespaces: map[string]bool{}, maps: map[string]publishedMap{}, writes: map[string]overwrittenBy{},
 	}
 }
 
 // Run publishes the roots that roots returns, until ctx ends.
 func (p *rootsPublisher) Run(ctx context.Context, roots func() []byte) {
+	// The queue exists before a namespace is known. Its creation starts goroutines, which end in ShutDown.
+	p.queue = workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](20*time.Millisecond, time.Minute))
 	p.setRoots(roots())
 	var background sync.WaitGroup
 	defer background.Wait()
