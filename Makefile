@@ -43,6 +43,10 @@ envoy: ## install the pinned Envoy versions (1.40.0; for tests 1.38.3 and 1.36.4
 istiod: ## build istiod, a peer in tests, into the cache (4 minutes the first time)
 	@scripts/istiod.sh
 
+.PHONY: apiserver
+apiserver: ## build Kubernetes without nodes for tests into the cache (5 minutes the first time)
+	@scripts/kubernetes.sh controlplane
+
 .PHONY: unbound
 unbound: ## install Debian's unbound, a peer in tests, if possible
 	@scripts/unbound.sh
@@ -96,7 +100,7 @@ demo: build ## run the example mesh until Ctrl-C (DEMO_FLAGS adds flags)
 	@bin/pilotfish demo $(DEMO_FLAGS)
 
 .PHONY: test
-test: lint vulncheck build envoy istiod unbound iptables promtool rpm libc containerd ## run lint, the vulnerability check, unit tests and end-to-end tests
+test: lint vulncheck build envoy istiod apiserver unbound iptables promtool rpm libc containerd ## run lint, the vulnerability check, unit tests and end-to-end tests
 	@echo "== tests"
 	@PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -timeout 6m ./...
 	@cd e2e/oauth && go test -mod=mod ./... # a separate module, whose go.mod may be older than this one's
@@ -104,7 +108,7 @@ test: lint vulncheck build envoy istiod unbound iptables promtool rpm libc conta
 	@cd e2e/sandbox && PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -mod=mod ./...
 
 # Packages whose tests are excluded from `make check`, because they take long or start many processes.
-SLOW_PACKAGES := agent|bench.*|bootstrap|cmd/pilotfish|cni|cni/install|controlplane|controlplane/translate|controlplane/xds|e2e.*|envoy|iptables/nft|iptables/verify|iptables/xtables|mesh|mesh/demo|status|xdsproxy
+SLOW_PACKAGES := agent|bench.*|bootstrap|cmd/pilotfish|cni|cni/install|controlplane|controlplane/translate|controlplane/xds|e2e.*|envoy|internal/testcluster|iptables/nft|iptables/verify|iptables/xtables|mesh|mesh/demo|status|xdsproxy
 
 .PHONY: check
 check: lint envoy ## run lint and the quick unit tests (under 3 minutes)
@@ -113,7 +117,7 @@ check: lint envoy ## run lint and the quick unit tests (under 3 minutes)
 
 .PHONY: kubernetes
 kubernetes: build envoy containerd ## test the CNI plugin in a real Kubernetes cluster (6 minutes the first time)
-	@scripts/kubernetes.sh
+	@scripts/kubernetes.sh controlplane node
 	@cd e2e/kubernetes && PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -mod=mod -count=1 -timeout 30m ./...
 
 .PHONY: lint

@@ -100,8 +100,10 @@ func kubernetesBin(t *testing.T) string {
 		t.Fatal(err)
 	}
 	dir := strings.TrimSpace(string(out))
-	if _, err := os.Stat(filepath.Join(dir, "complete")); err != nil {
-		t.Skip("Kubernetes is not built: run `make kubernetes`")
+	for _, program := range []string{"controlplane", "node"} {
+		if _, err := os.Stat(filepath.Join(dir, program)); err != nil {
+			t.Skip("Kubernetes is not built: run `make kubernetes`")
+		}
 	}
 	return dir
 }
@@ -131,8 +133,8 @@ func (c *cluster) startControlPlane(t *testing.T) {
 	t.Helper()
 	file := c.pki.path
 	c.pki.write(t, "audit.json", []byte(auditPolicy))
-	c.startPart(t, "etcd", filepath.Join(c.dir, "etcd"))
-	c.startPart(t, "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", "--secure-port=443", "--advertise-address="+nodeAddress,
+	c.startPart(t, "etcd", filepath.Join(c.dir, "etcd"), filepath.Join(c.dir, "etcd.sock"))
+	c.startPart(t, "kube-apiserver", "--etcd-servers=unix://"+filepath.Join(c.dir, "etcd.sock"), "--secure-port=443", "--advertise-address="+nodeAddress,
 		"--service-cluster-ip-range=10.96.0.0/24,fd96::/112", "--authorization-mode=Node,RBAC", "--client-ca-file="+file("ca.crt"), "--allow-privileged",
 		"--tls-cert-file="+file("server.crt"), "--tls-private-key-file="+file("server.key"), "--cert-dir="+c.dir,
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-signing-key-file="+file("accounts.key"),

@@ -93,7 +93,7 @@ var rules = []rule{
 		reason: "no product package links benchmarks or test support",
 		of: []string{"cmd", "agent", "bootstrap", "envoy", "xdsproxy", "sds", "sts", "status", "dns", "wasm", "iptables", "cni",
 			"controlplane", "mesh", "version"},
-		forbidden: []string{"bench", "e2e", "internal/envoytest", "internal/meshfuzz", "internal/testenv", "internal/testimage", "internal/testns", "internal/testpki"},
+		forbidden: []string{"bench", "e2e", "internal/envoytest", "internal/meshfuzz", "internal/testcluster", "internal/testenv", "internal/testimage", "internal/testns", "internal/testpki"},
 	},
 	{
 		reason:    "nothing imports a command",

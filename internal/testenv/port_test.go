@@ -15,11 +15,13 @@ func TestAPortIsOneTestsAlone(t *testing.T) {
 		} else {
 			_ = l.Close() // the port has no listener now, and is still reserved
 		}
-		if err := reserve(t, port); err == nil {
+		if _, err := reserve(port); err == nil {
 			t.Errorf("FreePort returned %d twice", port)
 		}
 	})
-	if err := reserve(t, port); err != nil {
-		t.Errorf("%d is still reserved after the test that reserved it: %v", port, err)
+	release, err := reserve(port)
+	if err != nil {
+		t.Fatalf("%d is still reserved after the test that reserved it: %v", port, err)
 	}
+	release()
 }
