@@ -124,7 +124,7 @@ func (b *bench) compareAgentsWith(ctx context.Context, services int, measure age
 	}
 	roots, stop, err := b.startSecureIstiod(ctx, mesh)
 	if err != nil {
-		return fmt.Errorf("istiod: %w", err)
+		return fmt.Errorf("starting istiod: %w", err)
 	}
 	defer stop()
 	kinds := []agentKind{

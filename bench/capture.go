@@ -52,7 +52,7 @@ func (b *bench) capture(ctx context.Context) error {
 			}
 		}
 	}
-	fmt.Printf("two workloads until all is ready, medians of %d starts in turn\n", b.rounds)
+	fmt.Printf("time until two workloads are ready, medians of %d alternating starts\n", b.rounds)
 	for _, w := range ways {
 		fmt.Printf("  %-20s %6.2f s   x%.2f\n", w.side.name, medianOf(clone(w.started)), ratio(w.started, ways[0].started))
 	}
@@ -70,7 +70,7 @@ func (b *bench) timeStart(ctx context.Context, w *meshWay, dir string, round int
 	up := exec.CommandContext(ctx, filepath.Join(b.bin, "pilotfish"), "up", "-f", filepath.Join(dir, "mesh.yaml"), w.flag, "--detach",
 		"--envoy-path", b.envoy, "--runtime-dir", b.runtimeOf(w))
 	if out, err := up.CombinedOutput(); err != nil {
-		return fmt.Errorf("up %s: %w: %s", w.flag, err, out)
+		return fmt.Errorf("pilotfish up %s: %w: %s", w.flag, err, out)
 	}
 	if round > 0 { // the first round is a warm-up
 		w.started = append(w.started, time.Since(start).Seconds())
@@ -86,7 +86,7 @@ func (b *bench) runtimeOf(w *meshWay) string { return filepath.Join(b.dir, "run"
 func (b *bench) down(ctx context.Context, w *meshWay) error {
 	out, err := exec.CommandContext(ctx, filepath.Join(b.bin, "pilotfish"), "down", "--runtime-dir", b.runtimeOf(w)).CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("down: %w: %s", err, out)
+		return fmt.Errorf("pilotfish down: %w: %s", err, out)
 	}
 	return nil
 }

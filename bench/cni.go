@@ -35,7 +35,7 @@ const (
 // node agent on a unix socket returns the pods to the plugin.
 func (b *bench) cni(ctx context.Context) error {
 	if os.Geteuid() != 0 {
-		return errors.New("only root can create network namespaces")
+		return errors.New("only root can create network namespaces: run `bench -only cni` as root")
 	}
 	stop, err := serveAgent(filepath.Join(b.dir, agentapi.SocketName))
 	if err != nil {

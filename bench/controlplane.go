@@ -263,7 +263,7 @@ func (r *planeRun) reconnect() error {
 	if err != nil {
 		return err
 	}
-	r.print("all come back", report, cpu)
+	r.print("all reconnect", report, cpu)
 	time.Sleep(6 * time.Second) // wait, so that the next line reports the idle memory
 	fmt.Printf("  %-18s %s\n", "at rest", r.memory())
 	return nil
@@ -293,7 +293,7 @@ func (r *planeRun) change(name string, edit func(*planeMesh) planeEdit, rounds i
 		responses = append(responses, float64(report.Responses)/float64(r.proxies))
 		refused = report.Refused
 	}
-	fmt.Printf("  %-18s p50 %5.0f  all %5.0f ms (worst %5.0f)  CPU %8.0f ms  a proxy %8.0f bytes in %.1f responses\n", name,
+	fmt.Printf("  %-18s p50 %5.0f  all %5.0f ms (maximum %5.0f)  CPU %8.0f ms  a proxy %8.0f bytes in %.1f responses\n", name,
 		medianOf(p50), medianOf(clone(maxima)), slices.Max(maxima), medianOf(cpus), medianOf(bytes), medianOf(responses))
 	r.costs = append(r.costs, planeCost{name, parseMS(medianOf(maxima)), parseMS(medianOf(cpus)), medianOf(bytes), r.peak()})
 	if refused > 0 {

@@ -62,7 +62,7 @@ func (b *bench) names(ctx context.Context) error {
 			return err
 		}
 	}
-	fmt.Printf("DNS: %d names of the mesh, %d others, medians of %d rounds (dnsperf; p99 at %d questions a second)\n", meshNames, outerNames, b.rounds, pacedRate)
+	fmt.Printf("DNS: %d names of the mesh, %d other names, medians of %d rounds (dnsperf; p99 at %d questions a second)\n", meshNames, outerNames, b.rounds, pacedRate)
 	for _, what := range []string{"mesh", "first", "known"} {
 		ours, theirs := runs["ours "+what], runs["unbound "+what]
 		q, q2 := medianRun(ours, func(r nameRun) float64 { return r.perSecond }), medianRun(theirs, func(r nameRun) float64 { return r.perSecond })
@@ -244,7 +244,7 @@ func perfNumber(out, label string) float64 {
 func cpuTime(pid int) (time.Duration, error) {
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
 	if err != nil || len(files) == 0 {
-		return 0, fmt.Errorf("process %d has no threads", pid)
+		return 0, fmt.Errorf("the threads of process %d cannot be listed in /proc", pid)
 	}
 	var sum time.Duration
 	for _, file := range files {

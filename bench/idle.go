@@ -157,7 +157,7 @@ func watch(ctx context.Context, during time.Duration, pids ...int) ([]activity, 
 func switches(pid int) (int, error) {
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
 	if err != nil || len(files) == 0 {
-		return 0, fmt.Errorf("process %d has no threads", pid)
+		return 0, fmt.Errorf("the threads of process %d cannot be listed in /proc", pid)
 	}
 	sum := 0
 	for _, file := range files {

@@ -73,7 +73,7 @@ func (b *bench) path(ctx context.Context) error {
 	if b.istiod != "" {
 		istio, stopIstio, err := b.startIstioPair(ctx)
 		if err != nil {
-			return fmt.Errorf("sidecars of istiod: %w", err)
+			return fmt.Errorf("starting the sidecars of istiod: %w", err)
 		}
 		defer stopIstio()
 		sides = append(sides, istio)
@@ -247,7 +247,7 @@ func (b *bench) startHand(ctx context.Context) (pids []int, stop func(), err err
 		}
 		stops = append(stops, s)
 		if _, err := awaitOK(ctx, "http://"+p.address+":15000/ready"); err != nil {
-			return nil, stop, fmt.Errorf("manual Envoy %s: %w", p.name, err)
+			return nil, stop, fmt.Errorf("waiting until the manual Envoy %s is ready: %w", p.name, err)
 		}
 		pid, err := processIn(b.envoy, own)
 		if err != nil {
@@ -268,5 +268,5 @@ func awaitAnswer(ctx context.Context, l load) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%s does not respond with status 200 (%d of %d responses had another): %w", l.address, r.failed, r.requests, err)
+	return fmt.Errorf("%s does not respond with status 200 (%d of %d responses had another status): %w", l.address, r.failed, r.requests, err)
 }

@@ -41,7 +41,7 @@ type redirectSet struct {
 // exit.
 func (b *bench) redirection(ctx context.Context) error {
 	if os.Geteuid() != 0 {
-		return errors.New("only root can create network namespaces")
+		return errors.New("only root can create network namespaces: run `bench -only redirect` as root")
 	}
 	if err := findBaselines(); err != nil {
 		return err
@@ -236,7 +236,7 @@ func floorRound(ns netns.NsHandle, rules *iptables.RuleSet, took measure) error 
 		}
 		replies, err := s.Receive()
 		if err == nil && (len(replies) != 1 || replies[0].Errno() != 0) {
-			err = fmt.Errorf("%+v", replies)
+			err = fmt.Errorf("unexpected replies of the kernel: %+v", replies)
 		}
 		return err
 	})
@@ -256,7 +256,7 @@ func netlinkRound(ctx context.Context, ns netns.NsHandle, rules *iptables.RuleSe
 				return err
 			}
 			if d := iptables.Diff(rules, in); len(d) > 0 {
-				return fmt.Errorf("%d differences", len(d))
+				return fmt.Errorf("the installed rules have %d differences from the expected ones", len(d))
 			}
 			return nil
 		}),

@@ -54,7 +54,7 @@ func (b *bench) relay(ctx context.Context) error {
 	if err := m.large(ctx, fmt.Sprintf("%.1f MB of %d clusters until Envoy has accepted them", float64(len(p.clusters))/1e6, largeClusters), m.toEnvoy); err != nil {
 		return err
 	}
-	if err := m.large(ctx, "the same until a client that does not decode it has received all of it", m.toClient); err != nil {
+	if err := m.large(ctx, "the same clusters until a client that does not decode them has received all of them", m.toClient); err != nil {
 		return err
 	}
 	m.ready = true

@@ -26,7 +26,7 @@ import (
 func relayAs(ctx context.Context, spec string) error {
 	parts := strings.Split(spec, ",")
 	if len(parts) != 5 {
-		return fmt.Errorf("-relay %q: want kind,socket,address,roots,ready", spec)
+		return fmt.Errorf("-relay %q: write kind,socket,address,roots,ready", spec)
 	}
 	kind, socket, address, roots := parts[0], parts[1], parts[2], parts[3]
 	if kind == "naive" {

@@ -101,7 +101,7 @@ func (p *plane) serve(s grpc.ServerStream) error {
 		}
 		switch {
 		case r.ErrorDetail != nil:
-			return fmt.Errorf("rejected: %s", r.ErrorDetail.Message)
+			return fmt.Errorf("the client rejected the response: %s", r.ErrorDetail.Message)
 		case r.TypeUrl == clusterType && r.ResponseNonce == "":
 			sent = time.Now()
 			if err := s.SendMsg(p.clusters); err != nil {

@@ -81,7 +81,7 @@ func (b *bench) startPlane(ctx context.Context) (stop func() error, err error) {
 		return nil, err
 	}
 	if _, err := awaitOK(ctx, "http://"+planeAddress+":15014/ready"); err != nil {
-		return nil, fmt.Errorf("control plane: %w: %w", err, stop())
+		return nil, fmt.Errorf("waiting until the control plane is ready: %w: %w", err, stop())
 	}
 	return stop, nil
 }
@@ -99,7 +99,7 @@ func (b *bench) workDir(name string) (string, error) {
 	token := exec.Command(filepath.Join(b.bin, "pilotfish"), "token", "--state-dir", b.stateDir(), "--out",
 		filepath.Join(dir, "var/run/secrets/tokens/istio-token"))
 	if out, err := token.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("token: %w\n%s", err, out)
+		return "", fmt.Errorf("issuing a token with `pilotfish token`: %w\n%s", err, out)
 	}
 	root, err := b.root()
 	if err != nil {
@@ -163,7 +163,7 @@ func (b *bench) launchAgent(ctx context.Context, more ...string) (*runningAgent,
 	if err != nil {
 		r.quit()
 		text, _ := os.ReadFile(log.Name())
-		return nil, fmt.Errorf("agent: %w\n%s", err, text)
+		return nil, fmt.Errorf("starting the agent: %w\n%s", err, text)
 	}
 	r.took = ready.Sub(began)
 	return r, nil
@@ -204,7 +204,7 @@ func (b *bench) startEnvoy(ctx context.Context) (time.Duration, error) {
 	}
 	ready, err := awaitOK(ctx, "http://"+proxyAddress+":15000/ready")
 	if stopErr := stop(); err != nil {
-		return 0, fmt.Errorf("Envoy alone: %w: %w", err, stopErr)
+		return 0, fmt.Errorf("starting Envoy without the agent: %w: %w", err, stopErr)
 	}
 	return ready.Sub(began), nil
 }
@@ -242,7 +242,7 @@ func serveSockets(ctx context.Context, dir string) (wait func(), err error) {
 	for deadline := time.Now().Add(5 * time.Second); len(secrets.Certificates()) == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			wait()
-			return nil, fmt.Errorf("no certificate within 5 s")
+			return nil, fmt.Errorf("the SDS server sent no certificate within 5 s")
 		}
 	}
 	return wait, nil

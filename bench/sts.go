@@ -60,7 +60,7 @@ func (b *bench) exchange(ctx context.Context) error {
 	for _, side := range []struct {
 		name string
 		took []time.Duration
-	}{{"token exchange", ours}, {"server without processing", any}} {
+	}{{"token exchange", ours}, {"server that only sends a fixed response", any}} {
 		middle := median(side.took)
 		fmt.Printf("  %-32s median %6.1f µs, p99 %7.1f µs\n", side.name, micros(middle), micros(side.took[len(side.took)*99/100]))
 	}

@@ -224,7 +224,7 @@ func TestRefusalsOfUnauthenticatedCallersAreLoggedOnce(t *testing.T) {
 		_, err = stream.Recv()
 		wantCode(t, err, codes.InvalidArgument)
 	}
-	for _, text := range []string{"refused a certificate", "token exchange refused", "proxy refused", "stream refused"} {
+	for _, text := range []string{"refused a certificate", "refused a token exchange", "refused a proxy", "refused a stream"} {
 		if n := strings.Count(log.String(), text); n != 1 {
 			t.Errorf("%d lines report that %s, for 20 calls:\n%s", n, text, log.String())
 		}
@@ -267,7 +267,7 @@ func TestEveryRefusalOfAnAuthenticatedProxyIsLogged(t *testing.T) {
 		_, err := clusters(asBearer(t.Context(), p.token("shop", "reviews")), t, p.dial(), "bank", "reviews")
 		wantCode(t, err, codes.PermissionDenied)
 	}
-	if n := strings.Count(log.String(), "proxy refused"); n != 3 {
+	if n := strings.Count(log.String(), "refused a proxy"); n != 3 {
 		t.Errorf("%d lines report 3 refused proxies:\n%s", n, log.String())
 	}
 }

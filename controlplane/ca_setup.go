@@ -85,7 +85,7 @@ func (s *Server) authorityOptions(domain string) (ca.Options, error) {
 		}
 		options.Issuers = []ca.TokenIssuer{issuer}
 	} else if c.IssuerKeys != "" || c.IssuerAudience != "" {
-		return options, errors.New("--jwt-issuer is required if keys or an audience of the token issuer are set")
+		return options, errors.New("--jwt-issuer-keys and --jwt-audience require --jwt-issuer")
 	}
 	if c.AuditFile != "" {
 		var err error
@@ -138,7 +138,7 @@ func readKeys(path string) (string, error) {
 	}
 	keys, err := config.PublicKeys(data)
 	if err != nil {
-		return "", fmt.Errorf("%s: %w", path, err)
+		return "", fmt.Errorf("reading the keys in %s: %w", path, err)
 	}
 	return string(keys), nil
 }

@@ -12,16 +12,16 @@ import (
 )
 
 func authorityFlags(flags *pflag.FlagSet, c *AuthorityConfig) {
-	flags.StringVar(&c.PlugIn, "ca-plug-in", "", "directory with an externally created CA: ca-cert.pem, ca-key.pem, root-cert.pem, cert-chain.pem")
-	flags.DurationVar(&c.TTL, "workload-cert-ttl", ca.DefaultTTL, "lifetime of workload certificates whose request specifies none")
-	flags.DurationVar(&c.MaxTTL, "max-workload-cert-ttl", ca.DefaultMaxTTL, "maximum lifetime of workload certificates; longer requests are shortened")
-	flags.DurationVar(&c.Overlap, "root-overlap", ca.DefaultOverlap, "how long a new root is distributed before it signs")
-	flags.DurationVar(&c.RotateBefore, "rotate-root-before", ca.DefaultRotateBefore, "how long before its expiry a root is replaced automatically; negative: never")
+	flags.StringVar(&c.PlugIn, "ca-plug-in", "", "directory with an externally created CA, which signs instead of the built-in one: ca-cert.pem, ca-key.pem, root-cert.pem, cert-chain.pem")
+	flags.DurationVar(&c.TTL, "workload-cert-ttl", ca.DefaultTTL, "lifetime of workload certificates whose request specifies no lifetime")
+	flags.DurationVar(&c.MaxTTL, "max-workload-cert-ttl", ca.DefaultMaxTTL, "maximum lifetime of workload certificates; requests for a longer lifetime receive this one")
+	flags.DurationVar(&c.Overlap, "root-overlap", ca.DefaultOverlap, "time for which agents receive a new root before the authority signs with it")
+	flags.DurationVar(&c.RotateBefore, "rotate-root-before", ca.DefaultRotateBefore, "remaining lifetime at which a root is replaced automatically; negative: never")
 	flags.StringVar(&c.AuditFile, "ca-audit-log", "", "file that receives a JSON line for each issued or refused certificate; for unauthenticated clients, one line per minute")
 	flags.StringVar(&c.DenyList, "deny-list", "", "YAML `file` with lists of accounts (NAMESPACE/SERVICE-ACCOUNT) and serials (of certificates, hexadecimal) that receive no certificate and no configuration; the control plane watches the file")
-	flags.StringVar(&c.Issuer, "jwt-issuer", "", "additional issuer, whose JWTs prove service accounts (subject system:serviceaccount:NAMESPACE:NAME)")
-	flags.StringVar(&c.IssuerKeys, "jwt-issuer-keys", "", "file or URL of that issuer's keys, a JWK set (default: from its OpenID Connect discovery document)")
-	flags.StringVar(&c.IssuerAudience, "jwt-audience", "", "audience of those JWTs (default "+ca.TokenAudience+")")
+	flags.StringVar(&c.Issuer, "jwt-issuer", "", "additional issuer whose JWTs authenticate service accounts (subject system:serviceaccount:NAMESPACE:NAME); default: only the control plane's own tokens")
+	flags.StringVar(&c.IssuerKeys, "jwt-issuer-keys", "", "file or URL of the JWK set of --jwt-issuer (default: the URL in the issuer's OpenID Connect discovery document)")
+	flags.StringVar(&c.IssuerAudience, "jwt-audience", "", "audience that JWTs of --jwt-issuer must contain (default "+ca.TokenAudience+")")
 }
 
 // NewCACommand returns the command `pilotfish ca`.
@@ -71,21 +71,21 @@ that file before the old one is retired.`,
 				if err != nil {
 					return err
 				}
-				fmt.Fprintf(cmd.OutOrStdout(), "done: %s\n", step)
+				fmt.Fprintf(cmd.OutOrStdout(), "executed step: %s\n", step)
 			}
 			r, err := authority.Rotation()
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "next: %s, due %s\n", r.Next, r.Due.Local().Format(time.RFC3339))
+			fmt.Fprintf(cmd.OutOrStdout(), "next step: %s, due at %s\n", r.Next, r.Due.Local().Format(time.RFC3339))
 			return nil
 		},
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&dir, "state-dir", "", "directory of the certificate authority (default "+defaultStateText+")")
-	flags.BoolVar(&force, "force", false, "execute the step before it is due")
-	flags.BoolVar(&look, "look", false, "only show the next step")
-	flags.DurationVar(&overlap, "root-overlap", ca.DefaultOverlap, "how long a new root is distributed before it signs")
-	flags.DurationVar(&maxTTL, "max-workload-cert-ttl", ca.DefaultMaxTTL, "maximum lifetime of workload certificates")
+	flags.BoolVar(&force, "force", false, "execute the step even if it is not due yet")
+	flags.BoolVar(&look, "look", false, "show the next step, and do not execute it")
+	flags.DurationVar(&overlap, "root-overlap", ca.DefaultOverlap, "time for which agents receive a new root before the authority signs with it")
+	flags.DurationVar(&maxTTL, "max-workload-cert-ttl", ca.DefaultMaxTTL, "maximum lifetime of workload certificates, as set for the control plane; it determines when a root can be retired")
 	return cmd
 }

@@ -48,7 +48,7 @@ func startCommand(t *testing.T, args ...string) *runningCommand {
 // address waits until the command logs its addresses, and returns that of a port.
 func (p *runningCommand) address(port string) (at netip.AddrPort) {
 	p.t.Helper()
-	pattern := regexp.MustCompile(`control plane serves.* ` + port + `=(\S+)`)
+	pattern := regexp.MustCompile(`the control plane listens.* ` + port + `=(\S+)`)
 	testenv.Eventually(p.t, "the command logs its addresses", func() (err error) {
 		found := pattern.FindStringSubmatch(p.log.String())
 		if found == nil {

@@ -151,7 +151,7 @@ func (c Config) gatewayAccounts() *snapshot.GatewayAccounts {
 
 func (c Config) withDefaults() (Config, error) {
 	if c.StateDir == "" {
-		return c, errors.New("the certificate authority needs a state directory: set Config.StateDir")
+		return c, errors.New("the certificate authority needs a state directory: set --state-dir (Config.StateDir)")
 	}
 	if c.Address == "" {
 		c.Address = "127.0.0.1"
@@ -380,7 +380,7 @@ func (s *Server) Run(ctx context.Context) error {
 	for _, source := range s.sources {
 		background.Go(func() {
 			if err := source.Run(ctx); err != nil {
-				s.log.Error("watching a configuration source failed; changes are not detected any more", "error", err)
+				s.log.Error("watching a configuration source failed; the control plane does not detect further changes of the source", "error", err)
 			}
 		})
 	}
@@ -394,7 +394,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	s.serving.Store(true)
 	defer s.serving.Store(false)
-	s.log.Info("control plane serves", "plain", s.ports.plain.address(), "secure", s.ports.secure.address(),
+	s.log.Info("the control plane listens", "plain", s.ports.plain.address(), "secure", s.ports.secure.address(),
 		"monitoring", s.ports.monitoring.address(), "tokens", s.ports.tokens.address(), "trustDomain", s.authority.TrustDomain())
 	return s.ports.serve(ctx, s.discovery.Stop)
 }

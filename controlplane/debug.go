@@ -215,7 +215,7 @@ func marshalResources(list []*xds.Resource) ([]dumpedResource, error) {
 	for _, r := range list {
 		body, err := marshalResource(r)
 		if err != nil {
-			return nil, fmt.Errorf("resource %q: %w", r.Name, err)
+			return nil, fmt.Errorf("converting the resource %q to JSON: %w", r.Name, err)
 		}
 		shown = append(shown, dumpedResource{Name: r.Name, Version: r.Version, Resource: body})
 	}

@@ -65,7 +65,7 @@ func openDenyList(path, stateDir string, authority *ca.Authority, streams *openS
 func (d *denyList) read() ([]byte, *ca.DenyList, error) {
 	info, err := os.Stat(d.path)
 	if err == nil && info.Size() > maxDenyList {
-		err = fmt.Errorf("%d bytes; at most %d are allowed", info.Size(), maxDenyList)
+		err = fmt.Errorf("the file has %d bytes; at most %d are allowed", info.Size(), maxDenyList)
 	}
 	var text []byte
 	if err == nil {
@@ -76,7 +76,7 @@ func (d *denyList) read() ([]byte, *ca.DenyList, error) {
 		list, err = ca.ParseDenyList(text, d.authority.TrustDomain())
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("deny list %s: %w", d.path, err)
+		return nil, nil, fmt.Errorf("reading the deny list %s: %w", d.path, err)
 	}
 	return text, list, nil
 }
@@ -98,7 +98,7 @@ func (d *denyList) reload() {
 	text, list, err := d.read()
 	if err != nil {
 		if d.problem != err.Error() {
-			d.log.Error("the deny list is invalid; the last valid one stays in effect", "error", err)
+			d.log.Error("reading the deny list failed; the last valid list stays in effect", "error", err)
 		}
 		d.problem = err.Error()
 		return
@@ -117,7 +117,7 @@ func (d *denyList) apply(text []byte, list *ca.DenyList) {
 	d.authority.Deny(list)
 	ended := d.streams.endDenied()
 	accounts, serials := list.Len()
-	d.log.Info("deny list applied", "file", d.path, "accounts", accounts, "serials", serials, "streamsEnded", ended)
+	d.log.Info("applied the deny list", "file", d.path, "accounts", accounts, "serials", serials, "streamsEnded", ended)
 	d.writeLists()
 }
 
@@ -136,7 +136,7 @@ func (d *denyList) writeLists() {
 			"use an authority whose certificate has a subject key identifier and the key usage cRLSign", "error", err)
 	} else if !bytes.Equal(lists, previous) {
 		if err := atomicfile.Write(d.revocationPath, lists); err != nil {
-			d.log.Error("writing the revocation lists failed", "error", err)
+			d.log.Error("writing the revocation lists to the state directory failed", "error", err)
 		}
 	}
 	if _, serials := d.authority.Denied().Len(); serials == 0 {

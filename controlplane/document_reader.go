@@ -47,7 +47,7 @@ func parseReader(text, trustDomain string) (ca.Identity, error) {
 	}
 	namespace, account, ok := strings.Cut(text, "/")
 	if !ok {
-		return ca.Identity{}, fmt.Errorf("%q has no slash", text)
+		return ca.Identity{}, fmt.Errorf("%q has no slash between namespace and account", text)
 	}
 	id := ca.Identity{TrustDomain: trustDomain, Namespace: namespace, ServiceAccount: account}
 	return id, id.Validate()

@@ -48,7 +48,7 @@ func newGRPC(transport credentials.TransportCredentials, more ...grpc.ServerOpti
 // limitCalls refuses a call if its connection had too many calls and none of them was authenticated.
 func limitCalls(ctx context.Context, _ *tap.Info) (context.Context, error) {
 	if conn := connectionOf(ctx); conn != nil && !conn.countCall() {
-		return nil, status.Error(codes.Unauthenticated, "too many unauthenticated calls")
+		return nil, status.Error(codes.Unauthenticated, "this connection has too many calls that are not authenticated yet: wait for a response before further calls")
 	}
 	return ctx, nil
 }

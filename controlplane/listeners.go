@@ -92,7 +92,7 @@ func (s *Server) openPorts() error {
 		opened, err := openPort(p.at.listen, p.at.address, p.number, p.defaultNumber)
 		if err != nil {
 			l.close()
-			return fmt.Errorf("control plane, port for %s: %w", p.purpose, err)
+			return fmt.Errorf("opening the control plane's port for %s: %w", p.purpose, err)
 		}
 		*p.to = opened
 	}
@@ -310,7 +310,7 @@ func (l *listeners) serve(ctx context.Context, endStreams func()) error {
 		wg.Go(func() {
 			err := serve(p.listener)
 			if err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
-				cancel(fmt.Errorf("control plane, %s on %s: %w", what, p.addr, err))
+				cancel(fmt.Errorf("serving %s on %s: %w", what, p.addr, err))
 			}
 		})
 	}

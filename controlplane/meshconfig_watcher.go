@@ -46,14 +46,14 @@ func openMeshConfig(path string, log *slog.Logger) (*meshConfigWatcher, error) {
 func readMeshConfig(path string) ([]byte, *meshconfig.MeshConfig, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, nil, fmt.Errorf("mesh configuration: %w", err)
+		return nil, nil, fmt.Errorf("reading the mesh configuration: %w", err)
 	}
 	if info.Size() > maxMeshConfig {
-		return nil, nil, fmt.Errorf("mesh configuration %s: the file has %d bytes; at most %d are allowed; check the path", path, info.Size(), maxMeshConfig)
+		return nil, nil, fmt.Errorf("reading the mesh configuration %s: the file has %d bytes; at most %d are allowed: check the path", path, info.Size(), maxMeshConfig)
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return nil, nil, fmt.Errorf("mesh configuration: %w", err)
+		return nil, nil, fmt.Errorf("reading the mesh configuration: %w", err)
 	}
 	mesh, problems := config.ReadMesh(path, text)
 	if mesh == nil {
@@ -95,7 +95,7 @@ func (f *meshConfigWatcher) reload() (changed bool) {
 	}
 	if err != nil {
 		if f.problem == nil || f.problem.Message != err.Error() {
-			f.log.Error("the mesh configuration is invalid; the last valid one stays in effect", "error", err)
+			f.log.Error("reading the mesh configuration failed; the last valid mesh configuration stays in effect", "error", err)
 		}
 		f.problem = &config.Problem{Code: config.MeshConfigRefused, Severity: config.Error, At: config.Position{File: f.path}, Message: err.Error()}
 		if refused := (meshConfigError{}); errors.As(err, &refused) {
@@ -105,7 +105,7 @@ func (f *meshConfigWatcher) reload() (changed bool) {
 		return false
 	}
 	f.text, f.current, f.problem = text, mesh, nil
-	f.log.Info("the mesh configuration changed", "file", f.path)
+	f.log.Info("applied the changed mesh configuration", "file", f.path)
 	return true
 }
 

@@ -104,7 +104,7 @@ func (s proxySource) refuseProxy(code codes.Code, peer xds.Peer, err error) erro
 		log = log.With("unlogged", unlogged)
 	}
 	if logged {
-		log.Warn("proxy refused", "address", peer.Address, "identity", peer.Identity, "reason", err)
+		log.Warn("refused a proxy", "address", peer.Address, "identity", peer.Identity, "reason", err)
 	}
 	return status.Error(code, err.Error())
 }

@@ -278,7 +278,7 @@ func TestCapturedMeshOfOrdinaryUserAtTerminal(t *testing.T) {
 	if err := up.Wait(); err != nil {
 		t.Errorf("after Ctrl-C: %v\n%s", err, screen)
 	}
-	waitFor(t, "last word", screen, func() bool { return strings.Contains(screen.String(), "nothing is left behind") })
+	waitFor(t, "last word", screen, func() bool { return strings.Contains(screen.String(), "none of its processes and files remain") })
 	checkNothingLeft(t)
 }
 

@@ -13,7 +13,7 @@ type CaptureFlags struct{ On, Off bool }
 
 // Register adds the flags to the flag set of a command.
 func (c *CaptureFlags) Register(f *pflag.FlagSet) {
-	f.BoolVar(&c.On, "capture", false, "run each workload in its own network namespace and redirect its traffic; fail if that is not possible. Root captures by default, if the kernel supports it; other users need newgidmap and a line in /etc/subgid")
+	f.BoolVar(&c.On, "capture", false, "run each workload in its own network namespace, and redirect its traffic to its sidecar; fail if the kernel does not support that. This is the default for root. Other users need newgidmap and a line in /etc/subgid")
 	f.BoolVar(&c.Off, "no-capture", false, "use loopback addresses without redirection; applications must be configured to use their sidecars. This is the default for users other than root")
 }
 
@@ -26,7 +26,7 @@ func (c CaptureFlags) Reexec() error {
 	}
 	status, err := runInUserNamespace()
 	if err != nil {
-		return fmt.Errorf("--capture without root: %w", err)
+		return fmt.Errorf("starting the mesh for --capture in a user namespace, because this user is not root: %w", err)
 	}
 	return ReexecError(status)
 }
@@ -34,7 +34,9 @@ func (c CaptureFlags) Reexec() error {
 // ReexecError is the exit status of the process that Reexec started. That process has printed its own errors.
 type ReexecError int
 
-func (r ReexecError) Error() string { return fmt.Sprintf("ended with status %d", int(r)) }
+func (r ReexecError) Error() string {
+	return fmt.Sprintf("the process in the user namespace ended with status %d", int(r))
+}
 
 // Network returns the network that the flags select. note is not empty if neither flag is set and root would capture
 // traffic, but the kernel does not support it.
@@ -50,7 +52,7 @@ func (c CaptureFlags) Network() (n Network, note string, err error) {
 	case err == nil:
 		return Captured{}, "", nil
 	case c.On:
-		return nil, "", fmt.Errorf("--capture: %w", err)
+		return nil, "", fmt.Errorf("checking the requirements of --capture: %w", err)
 	}
 	return Loopback{}, fmt.Sprintf("Running without redirection of the workloads' traffic, as with --no-capture: %v", err), nil
 }

@@ -90,7 +90,7 @@ func (m *Mesh) superviseGuard(g *cleanupGuard, ending <-chan struct{}) {
 		case <-g.done:
 			_ = g.pipe.Close()
 		}
-		m.logf("the cleanup guard, which cleans up if this process is killed, exited (%v): restarting it", g.cmd.ProcessState)
+		m.logf("the cleanup guard, which removes processes and files of the mesh if this process is killed, exited (%v); restarting the guard", g.cmd.ProcessState)
 		g = m.restartGuard(minGuardInterval-time.Since(began), ending)
 	}
 }
@@ -109,7 +109,7 @@ func (m *Mesh) restartGuard(pause time.Duration, ending <-chan struct{}) *cleanu
 			return g
 		}
 		if !logged {
-			m.logf("error: %v: if this process is killed, the processes and files of the mesh remain", err)
+			m.logf("error: %v; if this process is killed, the processes and files of the mesh remain", err)
 			logged = true
 		}
 	}
@@ -137,7 +137,7 @@ func NewGuardCommand() *cobra.Command {
 			return cleanUp(args[0], args[1], pid)
 		},
 	}
-	c.Flags().StringVar(&remove, "remove", "", "additional directory to remove if the mesh was killed")
+	c.Flags().StringVar(&remove, "remove", "", "additional directory that the guard removes if the mesh was killed")
 	return c
 }
 

@@ -31,7 +31,7 @@ func (e *NotRunningError) Error() string {
 	case e.Name == "":
 		return fmt.Sprintf("several meshes are running (%s): select one with --name", strings.Join(e.Running, ", "))
 	case len(e.Running) == 0:
-		return fmt.Sprintf("mesh %q is not running; no mesh is running", e.Name)
+		return fmt.Sprintf("mesh %q is not running, and no other mesh is running", e.Name)
 	}
 	return fmt.Sprintf("mesh %q is not running; running meshes: %s", e.Name, strings.Join(e.Running, ", "))
 }
@@ -127,7 +127,7 @@ func (c *Client) call(ctx context.Context, method, path string, into any) error 
 	}
 	res, err := c.http.Do(req)
 	if err != nil {
-		return fmt.Errorf("calling mesh %q: %w", c.Name, innermostError(err))
+		return fmt.Errorf("sending a request to mesh %q: %w", c.Name, innermostError(err))
 	}
 	defer res.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(res.Body, 64<<20))
@@ -135,7 +135,7 @@ func (c *Client) call(ctx context.Context, method, path string, into any) error 
 		return fmt.Errorf("reading the response of mesh %q: %w", c.Name, err)
 	}
 	if res.StatusCode != http.StatusOK {
-		return fmt.Errorf("mesh %q: %s", c.Name, strings.TrimSpace(string(body)))
+		return fmt.Errorf("mesh %q reports: %s", c.Name, strings.TrimSpace(string(body)))
 	}
 	if into == nil {
 		return nil

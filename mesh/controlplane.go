@@ -161,7 +161,7 @@ func (p *controlPlane) awaitHealth(ctx context.Context, server *controlplane.Ser
 		case <-done:
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			return fmt.Errorf("the control plane exited during its start: %s", p.reason)
+			return fmt.Errorf("the control plane exited before it was ready: %s", p.reason)
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(5 * time.Millisecond):

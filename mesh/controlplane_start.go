@@ -22,7 +22,7 @@ import (
 func (m *Mesh) startControlPlane(ctx context.Context) error {
 	blocked, err := fetchguard.ParseNetworks(lookupEnv(m.cfg.Environ, controlplane.BlockedKeyNetworksVariable))
 	if err != nil {
-		return fmt.Errorf("%s: %w", controlplane.BlockedKeyNetworksVariable, err)
+		return fmt.Errorf("environment variable %s: %w", controlplane.BlockedKeyNetworksVariable, err)
 	}
 	p := newControlPlane(controlplane.Config{
 		ConfigDirs: m.cfg.Topology.Config,

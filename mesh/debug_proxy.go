@@ -46,7 +46,7 @@ func (m *Mesh) serveWorkload(pages []string, host string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		page := r.PathValue("page")
 		if !slices.Contains(pages, page) || r.Method == http.MethodPost && page != "logging" {
-			http.Error(w, fmt.Sprintf("the page %q is not available here", page), http.StatusNotFound)
+			http.Error(w, fmt.Sprintf("the mesh does not forward requests for the page %q", page), http.StatusNotFound)
 			return
 		}
 		found, err := m.findRunner(r.PathValue("name"))

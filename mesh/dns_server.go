@@ -97,7 +97,7 @@ func forwardQuery(network string, question *dns.Msg) (*dns.Msg, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = errors.New("this machine has no resolver")
+	err = errors.New("/etc/resolv.conf of this machine lists no resolver")
 	client := dns.Client{Net: network, Timeout: lookupTimeout, UDPSize: dns.MaxMsgSize}
 	for _, server := range config.Servers {
 		var answer *dns.Msg

@@ -26,12 +26,12 @@ const egressPort = 15099
 func (p *capturedPlacement) openEgress() error {
 	bridge4, bridge6 := p.plan.bridgeAddresses()
 	if err := redirectEgress(p.bridge.Namespace, p.plan); err != nil {
-		return fmt.Errorf("redirecting connections that leave the mesh: %w", err)
+		return fmt.Errorf("redirecting connections out of the mesh: %w", err)
 	}
 	for _, at := range []netip.Addr{bridge4, bridge6} {
 		l, err := p.bridge.Listen("tcp", netip.AddrPortFrom(at, egressPort).String())
 		if err != nil {
-			return fmt.Errorf("redirecting connections that leave the mesh: %w", err)
+			return fmt.Errorf("redirecting connections out of the mesh: %w", err)
 		}
 		p.onRelease(newTCPForwarder(l, p.dialEgress).close)
 	}

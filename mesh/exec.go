@@ -92,11 +92,11 @@ func (c *Client) Exec(ctx context.Context, instance string, args, environ []stri
 	}
 	dir, err := os.Getwd()
 	if err != nil {
-		return &ExecError{ExitCannotJoin, fmt.Errorf("finding the working directory: %w", err)}
+		return &ExecError{ExitCannotJoin, fmt.Errorf("determining the working directory: %w", err)}
 	}
 	if inOtherUserNamespace(in.PID) {
 		if _, err := locateProgram([]string{nsenter}, env); err != nil {
-			return &ExecError{ExitCannotJoin, fmt.Errorf("entering the namespaces of workload %s: %w (nsenter is part of the package util-linux)", instance, err)}
+			return &ExecError{ExitCannotJoin, fmt.Errorf("entering the namespaces of workload %s: %w (install the package util-linux, which contains nsenter)", instance, err)}
 		}
 		path, err := locateProgram(args, env)
 		if err != nil {
@@ -105,7 +105,7 @@ func (c *Client) Exec(ctx context.Context, instance string, args, environ []stri
 		return execProgram(nsenterArgs(in.PID, dir, path, args[1:]), env)
 	}
 	if err := joinProcess(in, dir); err != nil {
-		return &ExecError{ExitCannotJoin, fmt.Errorf("joining workload %s: %w", instance, err)}
+		return &ExecError{ExitCannotJoin, fmt.Errorf("entering the namespaces of workload %s: %w", instance, err)}
 	}
 	return execProgram(args, env)
 }

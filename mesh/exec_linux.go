@@ -23,7 +23,7 @@ func joinProcess(in execTarget, dir string) error {
 		}
 	}
 	if err := os.Chdir(dir); err != nil {
-		return fmt.Errorf("changing to the working directory: %w", err)
+		return fmt.Errorf("changing the working directory: %w", err)
 	}
 	return netns.LimitCapabilities(in.Capabilities...)
 }

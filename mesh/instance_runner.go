@@ -35,7 +35,7 @@ type instanceRunner struct {
 func (m *Mesh) newRunner(i *topology.Instance) (*instanceRunner, error) {
 	attached, err := m.placement.Attach(i)
 	if err != nil {
-		return nil, fmt.Errorf("workload %s: %w", i.Name, err)
+		return nil, fmt.Errorf("preparing the network of workload %s: %w", i.Name, err)
 	}
 	r := &instanceRunner{mesh: m, instance: i, attachment: attached, changed: make(chan struct{}, 1), probe: newProber(i, attached, m.agentDir(i))}
 	if i.Workload.Type != topology.Gateway {
@@ -253,7 +253,7 @@ func (r *instanceRunner) observeApp(ctx context.Context) observation {
 		r.probe.reset()
 	case portless:
 		if seen.unsteadyFor = app.unsteadyFor(time.Now()); seen.unsteadyFor > 0 {
-			why = r.app.role + " has not run long enough to count as ready without a port to probe"
+			why = r.app.role + " has no port to probe, and has not run long enough to count as ready"
 		}
 	default:
 		why, seen.silent = r.probe.application(ctx)

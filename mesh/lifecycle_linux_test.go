@@ -449,7 +449,7 @@ func TestDescendantsOfApplicationsAreKilled(t *testing.T) {
 	}
 	m.stop()
 	m.find("the log line about killed processes", func(e Event) bool {
-		return e.Line == "ended processes that outlived their parent processes (1): sleep"
+		return e.Line == "killed processes that outlived their parent processes (1): sleep"
 	})
 }
 

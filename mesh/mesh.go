@@ -90,7 +90,7 @@ func New(cfg Config) (*Mesh, error) {
 		return nil, err
 	}
 	if cfg.Topology == nil {
-		return nil, errors.New("no topology is specified")
+		return nil, errors.New("no topology is specified: set Config.Topology")
 	}
 	if cfg.RuntimeDir == "" {
 		cfg.RuntimeDir = DefaultRuntimeDir(lookupEnv(cfg.Environ, "XDG_RUNTIME_DIR"), os.Getuid())
@@ -112,7 +112,7 @@ func New(cfg Config) (*Mesh, error) {
 		if *path != "" {
 			abs, err := filepath.Abs(*path)
 			if err != nil {
-				return nil, fmt.Errorf("finding the working directory: %w", err)
+				return nil, fmt.Errorf("determining the working directory: %w", err)
 			}
 			*path = abs
 		}
@@ -268,7 +268,7 @@ func (m *Mesh) killStragglers() {
 // logKilled logs the processes that had to be killed. It logs program names, so that the user recognizes the processes.
 func (m *Mesh) logKilled(programs []string, cause string) {
 	if len(programs) > 0 {
-		m.logf("ended processes that %s (%d): %s", cause, len(programs), strings.Join(slices.Compact(slices.Sorted(slices.Values(programs))), ", "))
+		m.logf("killed processes that %s (%d): %s", cause, len(programs), strings.Join(slices.Compact(slices.Sorted(slices.Values(programs))), ", "))
 	}
 }
 

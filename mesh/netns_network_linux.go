@@ -90,7 +90,7 @@ func chooseAddressPlan(t *topology.Topology) (addressPlan, error) {
 			return plan, nil
 		}
 	}
-	return addressPlan{}, fmt.Errorf("this machine has routes into each network from 10.%d.0.0/16 to 10.%d.0.0/16: set `network: 127.N.0.0/16` in the topology; with --capture, the mesh then uses 10.N.0.0/16", topology.FirstNetwork, topology.LastNetwork)
+	return addressPlan{}, fmt.Errorf("choosing a network for the mesh: this machine has routes into each network from 10.%d.0.0/16 to 10.%d.0.0/16: set `network: 127.N.0.0/16` in the topology; with --capture, the mesh then uses 10.N.0.0/16", topology.FirstNetwork, topology.LastNetwork)
 }
 
 // overlapsRoute reports whether a route, other than the default route, overlaps the network.
@@ -156,7 +156,7 @@ func (p *capturedPlacement) claimHostNetwork() error {
 		}
 		_ = claim.Close()
 	}
-	return fmt.Errorf("no network from 127.%d.0.0/16 to 127.%d.0.0/16 is free for the control plane's ports on this machine", topology.FirstNetwork, topology.LastNetwork)
+	return fmt.Errorf("no network from 127.%d.0.0/16 to 127.%d.0.0/16 is free for the control plane's ports on this machine: stop other meshes (`pilotfish down`)", topology.FirstNetwork, topology.LastNetwork)
 }
 
 func (p *capturedPlacement) Listen(network, address string) (net.Listener, error) {

@@ -103,7 +103,7 @@ func (Loopback) Claim(t *topology.Topology, use Resources) (Placement, error) {
 			first = err
 		}
 	}
-	return nil, fmt.Errorf("no network from 127.%d.0.0/16 to 127.%d.0.0/16 is free; the first one failed: %w", topology.FirstNetwork, topology.LastNetwork, first)
+	return nil, fmt.Errorf("no network from 127.%d.0.0/16 to 127.%d.0.0/16 is free: stop other meshes (`pilotfish down`); the error of the first network: %w", topology.FirstNetwork, topology.LastNetwork, first)
 }
 
 type loopbackPlacement struct {

@@ -12,7 +12,7 @@ import (
 type unsupportedError struct{ OS string }
 
 func (e *unsupportedError) Error() string {
-	return fmt.Sprintf("pilotfish runs meshes on Linux; this is %s: use a Linux machine, a virtual machine or a container", e.OS)
+	return fmt.Sprintf("a mesh cannot run on %s: use a machine, a virtual machine or a container with Linux", e.OS)
 }
 
 // checkPlatform returns an error on operating systems other than Linux.

@@ -56,7 +56,7 @@ func (p *prober) sidecar(ctx context.Context) (reasons []string, silent bool) {
 	var answer readinessAnswer
 	status, err := p.getJSON(ctx, p.instance.StatusAddress().String(), "/healthz/ready?format=json", &answer)
 	if err != nil {
-		return []string{"sidecar does not respond yet: " + err.Error()}, isTimeout(err)
+		return []string{"the sidecar does not respond yet: " + err.Error()}, isTimeout(err)
 	}
 	if status == http.StatusOK {
 		return nil, false
@@ -69,7 +69,7 @@ func (p *prober) sidecar(ctx context.Context) (reasons []string, silent bool) {
 		}
 	}
 	if len(reasons) == 0 {
-		return []string{fmt.Sprintf("sidecar responds with status %d", status)}, false
+		return []string{fmt.Sprintf("the sidecar responds with status %d", status)}, false
 	}
 	return reasons, silent
 }
@@ -112,7 +112,7 @@ func (p *prober) probeTCP(ctx context.Context, address string) (why string, sile
 	defer cancel()
 	conn, err := p.dial(ctx, "tcp", address)
 	if err != nil {
-		return fmt.Sprintf("application does not listen on %s yet (%s): %v", address, p.bindHint(), innermostError(err)), isTimeout(err)
+		return fmt.Sprintf("the application does not listen on %s yet (%s): %v", address, p.bindHint(), innermostError(err)), isTimeout(err)
 	}
 	_ = conn.Close()
 	return "", false
@@ -121,10 +121,10 @@ func (p *prober) probeTCP(ctx context.Context, address string) (why string, sile
 func (p *prober) probeHTTP(ctx context.Context, address, path string) (why string, silent bool) {
 	status, err := p.getJSON(ctx, address, path, nil)
 	if err != nil {
-		return fmt.Sprintf("application does not respond at http://%s%s yet (%s): %v", address, path, p.bindHint(), err), isTimeout(err)
+		return fmt.Sprintf("the application does not respond at http://%s%s yet (%s): %v", address, path, p.bindHint(), err), isTimeout(err)
 	}
 	if status < 200 || status > 399 {
-		return fmt.Sprintf("application responds with status %d at http://%s%s", status, address, path), false
+		return fmt.Sprintf("the application responds with status %d at http://%s%s", status, address, path), false
 	}
 	return "", false
 }
@@ -132,9 +132,9 @@ func (p *prober) probeHTTP(ctx context.Context, address, path string) (why strin
 // bindHint describes on which address the application must listen.
 func (p *prober) bindHint() string {
 	if p.instance.Captured {
-		return "it must listen on this port, at any address"
+		return "the application must listen on this port, at any address"
 	}
-	return "it must bind ${APP_ADDRESS}:${PORT}"
+	return "the application must listen on ${APP_ADDRESS}:${PORT}"
 }
 
 // getJSON sends a GET request and decodes the response, unless into is nil. Invalid JSON is not an error, because the

@@ -115,7 +115,7 @@ func enterAndStart(enter func() error, cmd *exec.Cmd) error {
 func findProgram(c command) (string, error) {
 	name := c.Args[0]
 	if info, err := os.Stat(c.Dir); c.Dir != "" && (err != nil || !info.IsDir()) {
-		return "", fmt.Errorf("the working directory %s does not exist: create it, or fix workingDir", c.Dir)
+		return "", fmt.Errorf("the working directory %s does not exist: create the directory, or fix workingDir", c.Dir)
 	}
 	if filepath.Base(name) != name {
 		path := name
@@ -126,7 +126,7 @@ func findProgram(c command) (string, error) {
 			return "", fmt.Errorf("%s is not executable: make the file executable (`chmod +x`), or fix the first item of command", path)
 		}
 		if _, err := exec.LookPath(path); err != nil {
-			return "", fmt.Errorf("%s cannot be run (%w): fix the command's first item, or make the file executable", path, withoutPath(err))
+			return "", fmt.Errorf("%s cannot be executed (%w): fix the first item of command, or make the file executable", path, withoutPath(err))
 		}
 		return path, nil
 	}
@@ -144,9 +144,9 @@ func findProgram(c command) (string, error) {
 		}
 	}
 	if notExecutable != "" {
-		return "", fmt.Errorf("%s is not executable: make the file executable (`chmod +x`), or fix the command's first item", notExecutable)
+		return "", fmt.Errorf("%s is not executable: make the file executable (`chmod +x`), or fix the first item of command", notExecutable)
 	}
-	return "", noProgramError{fmt.Errorf("no program %q in PATH: install it, or set its path as the first item of command", name)}
+	return "", noProgramError{fmt.Errorf("no program %q in PATH: install the program, or set its path as the first item of command", name)}
 }
 
 // exists reports whether the file exists. It returns false in a directory without search permission.

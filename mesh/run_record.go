@@ -71,7 +71,7 @@ func (l *runRecord) remove(pid int) {
 func (l *runRecord) write() error {
 	data, err := json.Marshal(l.run)
 	if err != nil {
-		return fmt.Errorf("recording the processes: %w", err)
+		return fmt.Errorf("recording the processes of the mesh: %w", err)
 	}
 	return writeFile(l.path, data, 0o600)
 }

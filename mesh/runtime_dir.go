@@ -112,7 +112,7 @@ func (d *runtimeDir) lockDir(name string) error {
 		locked, err := tryLock(f)
 		if err != nil {
 			_ = f.Close()
-			return fmt.Errorf("locking %s: %w", f.Name(), err)
+			return fmt.Errorf("locking the file %s: %w", f.Name(), err)
 		}
 		if !locked {
 			defer f.Close()

@@ -316,7 +316,7 @@ func (m *Mesh) instanceEnv(i *topology.Instance, at Attachment) ([]string, error
 	for _, name := range slices.Sorted(maps.Keys(w.Env)) {
 		value, err := topology.ExpandVariables(w.Env[name], vars)
 		if err != nil {
-			return nil, fmt.Errorf("variable %s of workload %s: %w", name, w.Name, err)
+			return nil, fmt.Errorf("expanding the variable %s of workload %s: %w", name, w.Name, err)
 		}
 		env = append(env, name+"="+value)
 	}
@@ -330,7 +330,7 @@ func (m *Mesh) appArgs(i *topology.Instance) ([]string, error) {
 	for n, arg := range i.Workload.Command {
 		var err error
 		if args[n], err = topology.ExpandVariables(arg, vars); err != nil {
-			return nil, fmt.Errorf("command of workload %s: %w", i.Workload.Name, err)
+			return nil, fmt.Errorf("expanding the command of workload %s: %w", i.Workload.Name, err)
 		}
 	}
 	return args, nil

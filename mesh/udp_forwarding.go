@@ -95,7 +95,7 @@ func (m *Mesh) updateInstanceUDP(r *instanceRunner, state *udpState, ports []con
 	}
 	if why := err.Error(); why != state.lastError {
 		state.lastError = why
-		m.events.publish(Event{Kind: Log, Origin: OriginMesh, Instance: r.instance.Name, Line: "error: forwarding packets to services: " + why})
+		m.events.publish(Event{Kind: Log, Origin: OriginMesh, Instance: r.instance.Name, Line: "error: installing the rules that forward UDP packets to services: " + why})
 	}
 }
 

@@ -50,7 +50,7 @@ var istioSettings = []istioSetting{
 
 // registerIstio adds the flags that only Istio's node agent has. They are hidden, except the log flags.
 func (s *settings) registerIstio(f *pflag.FlagSet) {
-	f.StringVar(&s.logOutputLevel, "log_output_level", "", "log level in Istio's form, as default:info,cni-agent:debug; overrides --log-level")
+	f.StringVar(&s.logOutputLevel, "log_output_level", "", "log level in Istio's form, such as default:info,cni-agent:debug; overrides --log-level")
 	f.BoolVar(&s.logAsJSON, "log_as_json", false, "log in JSON, with the fields of Istio's programs")
 	for _, i := range istioSettings {
 		f.String(i.flag, "", "a flag of Istio's node agent")

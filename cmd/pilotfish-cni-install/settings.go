@@ -81,16 +81,16 @@ func (s *settings) registerInstall(f *pflag.FlagSet) {
 	f.StringVar(&s.resultsDir, "mounted-cni-results-dir", "/host/var/lib/cni/results", "mount point of the node's directory for libcni's results")
 	f.StringVar(&s.confName, "cni-conf-name", "", "file name of the CNI configuration that is changed (default: the first file in the directory)")
 	f.BoolVar(&s.chained, "chained-cni-plugin", true, "append the plugin to the configuration of the primary CNI plugin; false: write a separate configuration")
-	f.StringVar(&s.confMode, "cni-conf-mode", "", "overrides --chained-cni-plugin: chained, standalone, or drop-in (a file in the network's directory, for runtimes with libcni 1.3 or newer)")
+	f.StringVar(&s.confMode, "cni-conf-mode", "", "how the plugin is added to the node's CNI configuration: chained, standalone, or drop-in (a file in the network's directory, for runtimes with libcni 1.3 or newer); overrides --chained-cni-plugin")
 	f.StringVar(&s.kubeconfigName, "kubecfg-file-name", "istio-cni-kubeconfig", "name of the plugin's kubeconfig in --cni-agent-run-dir; empty: none is written")
 	f.Uint32Var(&s.kubeconfigMode, "kubeconfig-mode", 0o600, "file mode of the plugin's kubeconfig")
-	f.StringVar(&s.kubeCAFile, "kube-ca-file", "", "PEM file that verifies the API server (default: the CA of the service account)")
+	f.StringVar(&s.kubeCAFile, "kube-ca-file", "", "PEM file with the CA certificates that verify the API server (default: the CA of the service account)")
 	f.DurationVar(&s.tokenLife, "plugin-token-life", kube.TokenLife, "lifetime of the plugin's token for the API server, which is renewed at half its lifetime")
 	f.BoolVar(&s.skipTLSVerify, "skip-tls-verify", false, "do not verify the API server's certificate in the plugin (insecure)")
 }
 
 func (s *settings) registerPlugin(f *pflag.FlagSet) {
-	f.StringVar(&s.runDir, "cni-agent-run-dir", agentapi.DefaultRunDir, "directory of the agent's socket and the plugin's kubeconfig; it has the same path on the node and in this container")
+	f.StringVar(&s.runDir, "cni-agent-run-dir", agentapi.DefaultRunDir, "directory of the agent's socket and the plugin's kubeconfig; its path must be the same on the node and in this container")
 	f.StringVar(&s.pluginLogFile, "cni-log-file", "", "file on the node to which the plugin logs, with a limited size (default: none)")
 	f.StringSliceVar(&s.excludeNamespaces, "exclude-namespaces", []string{"kube-system"}, "namespaces whose pods are never redirected")
 	f.Uint16Var(&s.proxyPort, "proxy-listen-port", 0, "port of Envoy for outbound traffic (proxyListenPort); 0: 15001")
@@ -99,7 +99,7 @@ func (s *settings) registerPlugin(f *pflag.FlagSet) {
 	f.StringVar(&s.ipv6, "ipv6", "", "handling of IPv6 traffic: auto (capture if the pod has no IPv4 address), capture, reject or pass (default auto)")
 	f.StringVar(&s.forceIPTables, "force-iptables-binary", "", "use these iptables binaries instead of the kernel's nftables interface: legacy or nft")
 	f.BoolVar(&s.nativeNFTables, "native-nftables", false, "use only the kernel's nftables interface; fail if it is not available")
-	f.BoolVar(&s.statusQueriesAgent, "status-asks-agent", false, "report the network as not ready while this agent does not respond; needs hostNetwork and a CNI configuration of version 1.1.0")
+	f.BoolVar(&s.statusQueriesAgent, "status-asks-agent", false, "let the plugin's STATUS command report the network as not ready while this agent does not respond; requires hostNetwork and a CNI configuration of version 1.1.0")
 }
 
 func (s *settings) registerAgent(f *pflag.FlagSet) {
@@ -113,7 +113,7 @@ func (s *settings) registerAgent(f *pflag.FlagSet) {
 	f.StringVar(&s.daemonSet, "daemonset-name", "pilotfish-cni-node", "name of this agent's DaemonSet; the agent uninstalls the plugin only if the DaemonSet is deleted")
 	f.StringVar(&s.notReadyTaint, "not-ready-taint", "", "taint, such as cni.istio.io/not-ready, that the agent removes from this node once it is ready; empty: none")
 	f.StringVar(&s.proc, "proc-dir", "/proc", "mount point of the node's /proc")
-	f.StringVar(&s.hostNetNS, "host-network-namespace", "", "path of the node's network namespace (default: that of the node's process 1)")
+	f.StringVar(&s.hostNetNS, "host-network-namespace", "", "path of the node's network namespace (default: the namespace of the node's process 1)")
 }
 
 func (s *settings) registerRepair(f *pflag.FlagSet) {
@@ -121,7 +121,7 @@ func (s *settings) registerRepair(f *pflag.FlagSet) {
 	f.BoolVar(&s.repairPods, "repair-repair-pods", true, "repair method: install the redirection in the running pods")
 	f.BoolVar(&s.deletePods, "repair-delete-pods", false, "repair method: delete the pods, so that their controllers replace them")
 	f.BoolVar(&s.labelPods, "repair-label-pods", false, "repair method: label the pods")
-	f.BoolVar(&s.repairDrifted, "repair-drifted-pods", false, "also repair pods whose redirection differs from the expected one")
+	f.BoolVar(&s.repairDrifted, "repair-drifted-pods", false, "also repair pods whose redirection rules differ from the expected rules")
 	f.StringVar(&s.labelKey, "repair-broken-pod-label-key", "cni.istio.io/uninitialized", "name of the label for --repair-label-pods")
 	f.StringVar(&s.labelValue, "repair-broken-pod-label-value", "true", "value of the label for --repair-label-pods")
 	f.BoolVar(&s.podEvents, "pod-events", true, "report problems and repairs as Kubernetes events of the pods")
@@ -205,7 +205,7 @@ func (s *settings) resolveNode() error {
 	}
 	var err error
 	if s.node, err = os.Hostname(); err != nil {
-		return fmt.Errorf("this node's name is not known (set kubernetes-node-name): %w", err)
+		return fmt.Errorf("reading the host name, which is the default of kubernetes-node-name: %w; set kubernetes-node-name", err)
 	}
 	return nil
 }

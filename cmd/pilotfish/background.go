@@ -170,7 +170,7 @@ func (o *output) report(err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if err == nil {
-		fmt.Fprintf(o.terminal, "Its output is in %s.\n", o.logPath)
+		fmt.Fprintf(o.terminal, "The output of the mesh is in %s.\n", o.logPath)
 	}
 	fmt.Fprintf(o.terminal, "%s%s\n", reportPrefix, text)
 	o.terminal = nil

@@ -31,8 +31,8 @@ func newCollateralCommand() *cobra.Command {
 			return writeManPages(dir, cmd.Root(), command.NewRoot(newRedirectionCommand()))
 		},
 	}
-	c.Flags().BoolVar(&man, "man", false, "write man pages")
-	c.Flags().StringVarP(&dir, "outputDir", "o", ".", "existing directory for the files")
+	c.Flags().BoolVar(&man, "man", false, "write man pages, which is the only supported kind of files")
+	c.Flags().StringVarP(&dir, "outputDir", "o", ".", "existing directory in which the man pages are written (default: the working directory)")
 	return c
 }
 

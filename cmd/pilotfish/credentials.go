@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -22,7 +23,7 @@ func (c *credentials) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&c.tokenFile, "token-file", "", "with --control-plane: file with a token from pilotfish token; it is sent over HTTPS to port 15016")
 	f.StringVar(&c.cert, "cert", "", "with --control-plane: PEM file with a client certificate of the mesh")
-	f.StringVar(&c.key, "key", "", "PEM file with the private key of --cert")
+	f.StringVar(&c.key, "key", "", "PEM file with the private key of the certificate of --cert")
 	f.StringVar(&c.rootCert, "root-cert", "", "PEM file with the root certificates that verify the control plane (default: the system's)")
 	usage.SetTogether(cmd, "cert", "key")
 }
@@ -42,7 +43,7 @@ func (c *credentials) base(address string) (string, error) {
 	}
 	u, err := url.Parse(base)
 	if err != nil {
-		return "", usageError{err}
+		return "", usageError{fmt.Errorf("--control-plane %q is not an address: use HOST:PORT or a URL", address)}
 	}
 	if c.isSet() && u.Scheme != "https" && !isLoopbackHost(u.Hostname()) {
 		return "", usageError{errors.New("tokens and certificates are sent only over HTTPS: use the address https://HOST:15016")}

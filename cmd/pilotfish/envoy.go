@@ -38,7 +38,7 @@ Exit codes:
 			return nil
 		},
 	}
-	c.Flags().StringVar(&path, "envoy-path", "", "path of an Envoy binary, which is used instead of any other")
+	c.Flags().StringVar(&path, "envoy-path", "", "path of the Envoy binary to show (default: ENVOY_PATH, else pilotfish's cache, else envoy in PATH)")
 	c.AddCommand(newEnvoyInstallCommand())
 	return c
 }
@@ -58,7 +58,7 @@ replaced when everything is verified, and unchanged after an error.
 
 Exit codes:
   0  Envoy is installed
-  1  it is not, for example because the hash differs`, strings.Join(envoy.PinnedVersions(), ", ")),
+  1  Envoy is not installed, for example because the hash differs`, strings.Join(envoy.PinnedVersions(), ", ")),
 		Example: `  pilotfish envoy install ./envoy-1.40.0-linux-x86_64
   pilotfish envoy install https://example.com/envoy --output /usr/bin/envoy`,
 		Args: usage.Args("SOURCE"),
@@ -79,7 +79,7 @@ Exit codes:
 		},
 	}
 	c.Flags().StringVar(&options.Target, "output", "", "path of the installed program (default: pilotfish's cache)")
-	c.Flags().StringVar(&options.SHA256, "sha256", "", "expected hash of SOURCE (default: the program is a pinned release)")
+	c.Flags().StringVar(&options.SHA256, "sha256", "", "expected SHA-256 hash of SOURCE, in hexadecimal digits (default: the hash of a pinned release)")
 	return c
 }
 

@@ -35,7 +35,7 @@ func (q *query) flags(c *cobra.Command) {
 	q.which.flags(c)
 	q.credentials.flags(c)
 	c.Flags().StringVar(&q.address, "control-plane", "", "host:port of the control plane to query: its monitoring port, or with credentials its token port (default: the control plane of the mesh on this machine, or "+defaultMonitoring+")")
-	c.Flags().StringVarP(&q.output, "output", "o", "", "json or yaml, instead of a table")
+	c.Flags().StringVarP(&q.output, "output", "o", "", "output format: json or yaml (default: a table)")
 	usage.SetExclusive(c, "control-plane", "name")
 	usage.SetExclusive(c, "control-plane", "file")
 	usage.SetCompletions(c, "output", "json", "yaml")
@@ -55,7 +55,7 @@ func (q *query) connect() (*inspect.Client, *mesh.Client, error) {
 		return nil, nil, err
 	}
 	if q.address == "" && (q.credentials.isSet() || q.credentials.rootCert != "") {
-		return nil, nil, usageError{errors.New("credentials require --control-plane HOST:15016")}
+		return nil, nil, usageError{errors.New("--token-file, --cert and --root-cert require --control-plane HOST:15016")}
 	}
 	if q.address == "" {
 		running, err := q.which.connect()
@@ -67,7 +67,7 @@ func (q *query) connect() (*inspect.Client, *mesh.Client, error) {
 			return nil, nil, err
 		}
 		if q.address = defaultMonitoring; !acceptsConnections(q.address) {
-			return nil, nil, fmt.Errorf("%w, or select a control plane with --control-plane: none responds at %s", err, defaultMonitoring)
+			return nil, nil, fmt.Errorf("%w; or select a control plane with --control-plane, because none responds at %s", err, defaultMonitoring)
 		}
 	}
 	base, err := q.credentials.base(q.address)

@@ -235,7 +235,7 @@ Exit codes:
 		},
 	}
 	which.flags(c)
-	c.Flags().StringVarP(&format, "output", "o", "", "json or yaml, instead of a table")
+	c.Flags().StringVarP(&format, "output", "o", "", "output format: json or yaml (default: a table)")
 	usage.SetCompletions(c, "output", "json", "yaml")
 	return c
 }

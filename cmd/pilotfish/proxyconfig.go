@@ -78,7 +78,7 @@ func newPartCommand(part, alias, short string) *cobra.Command {
 		usage.SetCompletions(c, "from", "control-plane", "envoy")
 	}
 	if part == "log" {
-		c.Flags().StringSliceVar(&o.levels, "level", nil, "set the level of one logger (LOGGER:LEVEL) or of all (LEVEL): trace, debug, info, warning, error, critical or off")
+		c.Flags().StringSliceVar(&o.levels, "level", nil, "set the level of one logger (LOGGER:LEVEL) or of all loggers (LEVEL): trace, debug, info, warning, error, critical or off (default: show the levels)")
 	}
 	return c
 }
@@ -100,13 +100,13 @@ func (o *proxyConfigOptions) run(c *cobra.Command, part string, args []string) e
 			return err
 		}
 	case o.admin == "":
-		return usageError{fmt.Errorf("name a workload, or specify an Envoy with --envoy-admin: see `%s --help`", c.CommandPath())}
+		return usageError{fmt.Errorf("no proxy is specified: name a workload, or specify an Envoy with --envoy-admin; see `%s --help`", c.CommandPath())}
 	}
 	fromEnvoy := o.from == "envoy" || o.admin != "" && o.from == ""
 	_, tabled := inspect.Parts[part]
 	if (tabled || part == "all") && !fromEnvoy {
 		if client == nil {
-			return usageError{fmt.Errorf("name a workload: --from control-plane requires one")}
+			return usageError{fmt.Errorf("--from control-plane requires a workload: name one as the argument")}
 		}
 		all, err := client.Resources(c.Context(), found.ID)
 		if err != nil {

@@ -82,16 +82,16 @@ Exit codes:
 	}
 	f := c.Flags()
 	f.StringVarP(&o.file, "file", "f", "mesh.yaml", "topology file (docs/topology.md describes it)")
-	f.StringVar(&o.name, "name", "", "name of the mesh, to run several meshes from one file (default: the name in the file)")
+	f.StringVar(&o.name, "name", "", "name of the mesh; different names allow several meshes from one file (default: the name in the file)")
 	f.StringVar(&o.envoyPath, "envoy-path", "", "path of the Envoy binary (default: ENVOY_PATH, else pilotfish's cache, else envoy in PATH)")
-	f.StringVar(&o.stateDir, "state-dir", "", "store the control plane's root certificate and keys in this directory, and use them again in the next run")
+	f.StringVar(&o.stateDir, "state-dir", "", "store the control plane's root certificate and keys in this directory, and use them again in the next run (default: create new ones in each run)")
 	runtimeDirFlag(c, &o.runtimeDir)
 	o.capture.Register(f)
 	controlplane.UnixEndpointFlag(f, &o.allowUnix)
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "show all log lines of sidecars and the control plane, not only warnings")
 	f.BoolVarP(&o.detach, "detach", "d", false, "return once the workloads are ready; the mesh continues in the background")
 	f.BoolVar(&o.check, "check", false, "check the topology file and its documents, and start nothing")
-	f.Var(&o.onInvalid, "on-invalid-policy", "how to treat the workloads of a refused AuthorizationPolicy or PeerAuthentication if none of its versions was ever valid")
+	f.Var(&o.onInvalid, "on-invalid-policy", "traffic to the workloads of a refused AuthorizationPolicy or PeerAuthentication without an earlier valid version: deny it, or ignore the policy")
 	usage.SetExclusive(c, "check", "detach")
 	usage.SetCompletions(c, "on-invalid-policy", string(config.DenyInvalid), string(config.IgnoreInvalid))
 	f.BoolVar(&o.detached, "detached", false, "")
@@ -198,7 +198,7 @@ func (o upOptions) run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(output, "Mesh %s is down; nothing is left behind.\n", t.Name)
+	fmt.Fprintf(output, "Mesh %s is down; none of its processes and files remain.\n", t.Name)
 	return nil
 }
 
@@ -248,7 +248,7 @@ func welcome(t *topology.Topology, p *console.Printer, took time.Duration) strin
 			}
 		}
 	}
-	fmt.Fprintf(&b, "\nShow its status: pilotfish status --name %s.  Ctrl-C, or pilotfish down --name %s, stops it all.\n\n", t.Name, t.Name)
+	fmt.Fprintf(&b, "\nShow its status: pilotfish status --name %s.  Ctrl-C, or pilotfish down --name %s, stops the mesh.\n\n", t.Name, t.Name)
 	return b.String()
 }
 

@@ -61,7 +61,7 @@ func ParseSuppression(text string) (Suppression, error) {
 		return Suppression{}, fmt.Errorf("%q is not the code of a finding: `pilotfish analyze --codes` lists them", code)
 	}
 	if _, err := path.Match(resource, ""); err != nil {
-		return Suppression{}, fmt.Errorf("%q: the pattern %q: %w", text, resource, err)
+		return Suppression{}, fmt.Errorf("suppression %q: %q is not a valid pattern: %w", text, resource, err)
 	}
 	return Suppression{info.Code, resource}, nil
 }
@@ -145,7 +145,7 @@ func (r *reader) readPaths() error {
 
 func (r *reader) readStdin() error {
 	if r.cfg.Stdin == nil {
-		return errors.New("no input for -")
+		return errors.New("no standard input to read for the argument -")
 	}
 	text, err := io.ReadAll(io.LimitReader(r.cfg.Stdin, config.MaxFileSize+1))
 	if err != nil {
@@ -171,7 +171,7 @@ func (r *reader) readMesh() error {
 	}
 	text, err := os.ReadFile(r.cfg.MeshFile)
 	if err != nil {
-		return fmt.Errorf("the mesh configuration: %w", err)
+		return fmt.Errorf("reading the mesh configuration: %w", err)
 	}
 	mesh, problems := config.ReadMesh(r.cfg.MeshFile, text)
 	r.cfg.Mesh, r.problems = mesh, append(r.problems, problems...)

@@ -36,13 +36,13 @@ func (c *snapshotCheck) checkUnreachablePolicy(p snapshot.Policy) {
 		at := fmt.Sprintf("spec.rules[%d]", i)
 		required := parseRequirements(rule)
 		if required.peer != "" && disabled {
-			c.reportWarning(config.PrincipalsUnprovable, p.Resource, at+required.peer, "", "mutual TLS is disabled for these workloads: no caller can prove who it is",
-				"enable mutual TLS by a PeerAuthentication, or match by ipBlocks")
+			c.reportWarning(config.PrincipalsUnprovable, p.Resource, at+required.peer, "", "mutual TLS is disabled for these workloads, so callers cannot prove their identities",
+				"enable mutual TLS with a PeerAuthentication, or match callers by ipBlocks")
 		}
 		if required.token != "" && !tokens {
 			missing := config.MissingObject{Kind: config.RequestAuthentication, Namespace: p.Namespace, Effect: "no request can meet the condition"}
 			c.reportMissing(config.RequestUnverified, p.Resource, at+required.token, "", "no RequestAuthentication verifies tokens for these workloads", missing,
-				"add a RequestAuthentication for them")
+				"add a RequestAuthentication for these workloads")
 		}
 		if required.http != "" && len(streams) > 0 && !limitsPorts(rule) {
 			c.checkHTTPOnTCP(p, at+required.http, streams)

@@ -18,7 +18,7 @@ func (c *snapshotCheck) checkExternalAuthorizer(p snapshot.Policy) {
 	service, port := snapshot.ProviderService(provider)
 	switch {
 	case provider == nil:
-		report("the mesh configuration has no extension provider with this name", "add it to extensionProviders, or correct the name")
+		report("the mesh configuration has no extension provider with this name", "add the provider to extensionProviders, or correct the name")
 		return
 	case service == "":
 		report("the extension provider is not an external authorizer", "use a provider with envoyExtAuthzGrpc or envoyExtAuthzHttp")

@@ -27,7 +27,7 @@ func (c *snapshotCheck) checkRuleConflicts() {
 			spec := r.Spec.(*networking.DestinationRule)
 			if spec.GetTrafficPolicy() != nil {
 				if policy != nil {
-					c.reportWarning(config.RuleShadowed, r, "spec.trafficPolicy", "", fmt.Sprintf("the traffic policy of %[2]s, which %[3]s, applies to %[1]s; this one has no effect", d.Host, describeResource(policy), config.ExplainPrecedence(policy, r)),
+					c.reportWarning(config.RuleShadowed, r, "spec.trafficPolicy", "", fmt.Sprintf("the traffic policy of %[2]s, which %[3]s, applies to %[1]s; this policy has no effect", d.Host, describeResource(policy), config.ExplainPrecedence(policy, r)),
 						"merge the two documents into one DestinationRule")
 				}
 				policy = cmp.Or(policy, r)
@@ -103,7 +103,7 @@ func portUsage(s *networking.Server) string {
 // explainServerPrecedence returns the reason why the server first takes precedence over second.
 func explainServerPrecedence(first, second serverHost) string {
 	if first.gateway.Resource == second.gateway.Resource {
-		return "lists another server first"
+		return "lists a server with another protocol first"
 	}
 	return config.ExplainPrecedence(first.gateway.Resource, second.gateway.Resource)
 }
@@ -116,7 +116,7 @@ func (c *snapshotCheck) checkMixedPort(servers []serverHost) {
 			}
 			c.reportWarning(config.GatewayPortMixed, s.gateway.Resource, s.path()+".port.protocol", s.spec().GetPort().GetProtocol(),
 				fmt.Sprintf("%s, which %s, uses port %d for %s, so the gateway does not serve this server", describeResource(first.gateway.Resource),
-					explainServerPrecedence(first, s), s.spec().GetPort().GetNumber(), portUsage(first.spec())), "use another port")
+					explainServerPrecedence(first, s), s.spec().GetPort().GetNumber(), portUsage(first.spec())), "use another port for one of the two servers")
 			break
 		}
 	}
@@ -191,7 +191,7 @@ func (c *snapshotCheck) checkGatewayHosts(v *snapshot.VirtualService, i int, g s
 	slices.Sort(hosts)
 	c.reportWarning(config.GatewayHostMissing, v.Resource, fmt.Sprintf("spec.gateways[%d]", i), v.Spec.GetGateways()[i],
 		fmt.Sprintf("no server of the Gateway has a host of this VirtualService for the namespace %s: the Gateway does not serve its routes", v.Namespace),
-		"the Gateway's hosts are "+phrase.ListFirst(slices.Compact(hosts), 8))
+		"use a host of the Gateway, or add the host to a server of the Gateway; the Gateway's hosts are "+phrase.ListFirst(slices.Compact(hosts), 8))
 }
 
 // checkSharedAddresses reports services with the same address and port. Proxies cannot distinguish connections to them.

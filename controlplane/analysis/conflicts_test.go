@@ -98,7 +98,7 @@ func TestConflictingDocumentsAreReported(t *testing.T) {
 			`a.example.com is not exported to the namespace shop: requests to it are answered with 503 (add "shop" to exportTo of ServiceEntry other/s, which is now .) [PF0105]`},
 		"two policies of one host": {traffic("DestinationRule", "a", "{host: reviews, trafficPolicy: {connectionPool: {tcp: {maxConnections: 1}}}}") +
 			traffic("DestinationRule", "b", "{host: reviews, trafficPolicy: {connectionPool: {tcp: {maxConnections: 2}}}}"),
-			`DestinationRule shop/b: spec.trafficPolicy: the traffic policy of DestinationRule shop/a (mesh.yaml:31:1), which comes first in name order, applies to reviews.shop.svc.cluster.local; this one has no effect`},
+			`DestinationRule shop/b: spec.trafficPolicy: the traffic policy of DestinationRule shop/a (mesh.yaml:31:1), which comes first in name order, applies to reviews.shop.svc.cluster.local; this policy has no effect`},
 		"one subset twice": {traffic("DestinationRule", "a", "{host: reviews, subsets: [{name: v1, labels: {version: v1}}]}") +
 			traffic("DestinationRule", "b", "{host: reviews, subsets: [{name: v1, labels: {version: v1}}]}"), `DestinationRule shop/b: spec.subsets[0]: "v1": DestinationRule shop/a (mesh.yaml:31:1), which comes first in name order, has a subset with this name`},
 		"a gateway's port for HTTP and TCP": {traffic("Gateway", "z", `{selector: {istio: edge}, servers: [{port: {number: 80, name: tcp, protocol: TCP}, hosts: ["*"]}]}`),
@@ -129,7 +129,7 @@ func TestConflictingDocumentsAreReported(t *testing.T) {
 		"a method in what a TCP port allows": {policy("AuthorizationPolicy", "x", `{selector: {matchLabels: {app: db}}, rules: [{to: [{operation: {methods: [GET]}}]}]}`),
 			`info: AuthorizationPolicy shop/x: spec.rules[0].to[0].operation: the condition applies only to HTTP requests, but these ports do not use HTTP: db.shop.svc.cluster.local:5432: the rule never matches at these ports`},
 		"a listener for an unknown port": {traffic("Sidecar", "x", "{egress: [{port: {number: 81, protocol: HTTP, name: http}, hosts: [./*]}, {hosts: [./*]}]}"),
-			`warning: Sidecar shop/x: spec.egress[0].port.number: "81": none of the services in the listener's hosts has the port 81, so the listener has no effect (use one of their ports: 80, 5432) [PF0102]`},
+			`warning: Sidecar shop/x: spec.egress[0].port.number: "81": none of the services in the listener's hosts has the port 81, so the listener has no effect (use one of the services' ports: 80, 5432) [PF0102]`},
 		"a header of the PROXY protocol towards a sidecar": {traffic("DestinationRule", "x", "{host: reviews, trafficPolicy: {proxyProtocol: {version: V2}}}"),
 			`DestinationRule shop/x: spec.trafficPolicy.proxyProtocol: "V2": the workloads of reviews.shop.svc.cluster.local have sidecars, which expect no PROXY protocol header: calls to it fail`},
 		"that of a subset, without TLS, before requests": {traffic("DestinationRule", "x", "{host: '*.shop.svc.cluster.local', subsets: [{name: v1, labels: {version: v1}, trafficPolicy: {tls: {mode: DISABLE}, proxyProtocol: {}}}]}"),

@@ -159,7 +159,7 @@ func (c *snapshotCheck) checkClientCredential(r *config.Resource, field string, 
 		return
 	}
 	c.reportMissing(config.UnknownCredential, r, field+".credentialName", name, message, config.MissingObject{Kind: config.Secret, Name: name, Effect: "requests fail with status 503"},
-		"add a Secret to the clients' namespace, with those of tls.crt, tls.key and ca.crt that the TLS mode requires")
+		"add a Secret to the clients' namespace, with the fields that the TLS mode requires: tls.crt and tls.key, ca.crt, or all three")
 }
 
 // anySecret reports whether any namespace has a Secret called name with a certificate. If authorities is set, it
@@ -211,11 +211,11 @@ func (c *snapshotCheck) checkExternalCredential(r *config.Resource, field, name 
 	switch {
 	case service != "":
 		if !c.hasCollector(service, port, r.Namespace) {
-			c.reportWarning(config.UnknownProvider, r, field, name, fmt.Sprintf("the service %s of the SDS provider, port %d, is not visible here: the proxy refuses connections to this server", service, port),
-				"add a Service or ServiceEntry for it, with the provider's port")
+			c.reportWarning(config.UnknownProvider, r, field, name, fmt.Sprintf("the service %s of the SDS provider, port %d, is not visible in namespace %s: the proxy refuses connections to this server", service, port, r.Namespace),
+				"add a Service or ServiceEntry for the SDS provider, with the provider's port")
 		}
 	case !c.anySecret(config.SecretName(name), authorities):
-		c.report(config.UnknownCredential, config.Info, r, field, name, "the proxy serves this only if an SDS server listens on its socket credential-uds/socket: the mesh configuration has no SDS provider, and no Secret has this name",
+		c.report(config.UnknownCredential, config.Info, r, field, name, "the proxy serves this certificate only if an SDS server listens on its socket credential-uds/socket: the mesh configuration has no SDS provider, and no Secret has this name",
 			"add an extension provider of type sds, or the Secret "+config.SecretName(name))
 	}
 }

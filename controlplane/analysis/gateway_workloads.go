@@ -91,7 +91,7 @@ func (c *snapshotCheck) checkExposedPorts(g snapshot.Gateway, services []*regist
 		if number := server.GetPort().GetNumber(); !slices.ContainsFunc(services, func(svc *registry.Service) bool { return exposes(svc, number) }) {
 			c.reportWarning(config.PortNotExposed, g.Resource, fmt.Sprintf("spec.servers[%d].port.number", i), fmt.Sprint(number),
 				"no Service of the Gateway's workloads has this port: clients that use the Service cannot reach the server",
-				"add the port to "+phrase.ListFirst(serviceNames(services), 4)+", or correct it")
+				"add the port to "+phrase.ListFirst(serviceNames(services), 4)+", or correct the port")
 		}
 	}
 }

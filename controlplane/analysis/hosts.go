@@ -75,7 +75,7 @@ func (c *snapshotCheck) checkEgressPort(r *config.Resource, field string, listen
 		known = append(known, fmt.Sprint(port))
 	}
 	c.reportWarning(config.UnknownPort, r, field, fmt.Sprint(number), fmt.Sprintf("none of the services in the listener's hosts has the port %d, so the listener has no effect", number),
-		"use one of their ports: "+phrase.ListFirst(known, 8))
+		"use one of the services' ports: "+phrase.ListFirst(known, 8))
 }
 
 // anyRuleHost reports whether a VirtualService that is visible to namespace has one of the hosts. Such a host exists on

@@ -190,7 +190,7 @@ func (c *snapshotCheck) checkStrictWithoutSidecar() {
 			}
 			c.reportWarning(config.StrictWithoutSidecar, r, field, "STRICT",
 				fmt.Sprintf("STRICT is not enforced for %s without a sidecar: %s", phrase.Count(len(names), "workload"), phrase.ListFirst(sorted, 5)),
-				"add sidecars to them; if they have sidecars, declare that by a serviceAccount or the label security.istio.io/tlsMode: istio")
+				"add sidecars to these workloads; if they have sidecars, declare the sidecars with a serviceAccount or the label security.istio.io/tlsMode: istio")
 		}
 	}
 }

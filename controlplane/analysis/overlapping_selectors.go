@@ -33,7 +33,7 @@ func (c *snapshotCheck) checkOverlap(documents []*config.Resource) {
 			if names := shared[first]; len(names) > 0 {
 				slices.Sort(names)
 				c.reportWarning(config.MultipleForWorkload, r, s.field, config.FormatLabels(s.labels),
-					fmt.Sprintf("%s selects %s too (%s), and takes effect there because it %s", describeResource(first),
+					fmt.Sprintf("%s also selects %s (%s) and takes effect instead of this document, because it %s", describeResource(first),
 						phrase.Count(len(names), "workload"), phrase.ListFirst(names, 4), config.ExplainPrecedence(first, r)),
 					"merge the two documents, or use selectors that do not overlap")
 			}

@@ -26,7 +26,7 @@ func (c *snapshotCheck) checkProxyVariables() {
 		for _, name := range slices.Sorted(maps.Keys(spec.GetEnvironmentVariables())) {
 			if !snapshot.IsTenantVariable(name) {
 				c.reportNoEffect(r, "spec.environmentVariables["+name+"]", name,
-					"the variable is left out: only ProxyConfigs in the root namespace may set it",
+					"the control plane ignores the variable: only ProxyConfigs in the root namespace may set it",
 					fmt.Sprintf("remove it, or set it in a ProxyConfig in namespace %s; ProxyConfigs in other namespaces may set ISTIO_META_… and the documented settings for tuning", root))
 			}
 		}

@@ -73,7 +73,7 @@ spec: {host: reviews}
 kind: Sidecar
 metadata: {name: x, namespace: other}
 spec: {egress: [{hosts: ["shop/review.shop.svc.cluster.local"]}]}
-`, `Sidecar other/x: spec.egress[0].hosts[0]: "shop/review.shop.svc.cluster.local": there is no such service (did you mean "reviews.shop.svc.cluster.local"?)`},
+`, `Sidecar other/x: spec.egress[0].hosts[0]: "shop/review.shop.svc.cluster.local": there is no service with this host (did you mean "reviews.shop.svc.cluster.local"?)`},
 		"CUSTOM": {`apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
 metadata: {name: x, namespace: shop}

@@ -53,7 +53,7 @@ func weights[D interface{ GetWeight() int32 }](c *snapshotCheck, v *snapshot.Vir
 	}
 	if len(to) > 1 && total != 100 {
 		c.report(config.WeightsNot100, config.Info, v.Resource, at.String()+".route", fmt.Sprint(total),
-			"the weights do not add up to 100: they are used as proportions", "make them add up to 100, if percentages were meant")
+			"the sum of the weights is not 100, so proxies use the weights as proportions", "if the weights are percentages, make them add up to 100")
 	}
 }
 

@@ -74,5 +74,5 @@ func (c *snapshotCheck) checkEgressHost(r *config.Resource, field, host string) 
 	if c.anyRuleHost(r.Namespace, egress) { // callers use the rule's host
 		return
 	}
-	c.reportMissing(config.UnknownHost, r, field, host, "there is no such service", config.MissingObject{Host: pattern}, c.suggestHost(pattern, r.Namespace))
+	c.reportMissing(config.UnknownHost, r, field, host, "there is no service with this host", config.MissingObject{Host: pattern}, c.suggestHost(pattern, r.Namespace))
 }

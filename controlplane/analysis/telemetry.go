@@ -34,13 +34,13 @@ func (c *snapshotCheck) checkProviders(r *config.Resource, field, what string, r
 		service, port := snapshot.CollectorService(provider)
 		switch {
 		case provider == nil:
-			c.reportWarning(config.UnknownProvider, r, at, ref.GetName(), "the mesh configuration has no extension provider with this name, so proxies produce no "+what+" for it",
-				"add it to extensionProviders, or correct the name")
+			c.reportWarning(config.UnknownProvider, r, at, ref.GetName(), "the mesh configuration has no extension provider with this name, so proxies produce no "+what+" for this provider",
+				"add the provider to extensionProviders, or correct the name")
 		case !fits(provider):
-			c.reportWarning(config.UnknownProvider, r, at, ref.GetName(), "the extension provider does not support "+what, "name a provider that does")
+			c.reportWarning(config.UnknownProvider, r, at, ref.GetName(), "the extension provider does not support "+what, "name a provider that supports "+what)
 		case service != "" && !c.hasCollector(service, port, r.Namespace):
-			c.reportWarning(config.UnknownProvider, r, at, ref.GetName(), fmt.Sprintf("its service %s, port %d, is not visible in this namespace, so proxies produce no %s for it", service, port, what),
-				"add a Service or ServiceEntry for it, with the provider's port")
+			c.reportWarning(config.UnknownProvider, r, at, ref.GetName(), fmt.Sprintf("the provider's service %s, port %d, is not visible in this namespace, so proxies produce no %s for this provider", service, port, what),
+				"add a Service or ServiceEntry for the provider, with the provider's port")
 		}
 	}
 }

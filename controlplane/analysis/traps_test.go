@@ -50,7 +50,7 @@ func TestSettingsThatFailSilentlyAreReported(t *testing.T) {
 		"a Gateway without a workload": {traffic("Gateway", "x", "{selector: {istio: egde}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: [a.example.com]}]}"),
 			`info: Gateway shop/x: spec.selector: "istio=egde": no known workload has these labels: no proxy serves the Gateway`},
 		"a port that no Service has": {document("v1", "Service", "edge", "shop", "{selector: {istio: edge}, ports: [{port: 443, name: https}]}"),
-			`Gateway shop/edge: spec.servers[0].port.number: "80": no Service of the Gateway's workloads has this port: clients that use the Service cannot reach the server (add the port to Service shop/edge, or correct it) [PF0303]`},
+			`Gateway shop/edge: spec.servers[0].port.number: "80": no Service of the Gateway's workloads has this port: clients that use the Service cannot reach the server (add the port to Service shop/edge, or correct the port) [PF0303]`},
 		"public rules of one host": {exported("a", `exportTo: ["*"], `) + exported("b", ""),
 			`VirtualService shop/b: spec.hosts[0]: "reviews.shop.svc.cluster.local": sidecars use VirtualService shop/a (mesh.yaml:31:1) for this host, because it comes first in name order; this VirtualService has no effect on sidecars`},
 		"a public rule of another namespace": {exported("b", "") + inNamespace("far", exported("a", `exportTo: ["*"], `)), `VirtualService shop/b: spec.hosts[0]`},
@@ -62,11 +62,11 @@ func TestSettingsThatFailSilentlyAreReported(t *testing.T) {
 		"a Secret for a gateway and sidecars": {secretDocument(t) + toEdge("{host: reviews}") + traffic("DestinationRule", "x", "{host: reviews, trafficPolicy: {tls: {mode: SIMPLE, credentialName: x}}}"),
 			`info: DestinationRule shop/x: spec.trafficPolicy.tls.credentialName`},
 		"Sidecars that meet in a workload": {traffic("Sidecar", "a", "{workloadSelector: {labels: {app: reviews}}, egress: [{hosts: [./*]}]}") + traffic("Sidecar", "b", "{workloadSelector: {labels: {version: v1}}, egress: [{hosts: [./*]}]}"),
-			`Sidecar shop/b: spec.workloadSelector: "version=v1": Sidecar shop/a (mesh.yaml:31:1) selects 1 workload too (reviews-1), and takes effect there because it comes first in name order (merge the two documents, or use selectors that do not overlap) [PF0208]`},
+			`Sidecar shop/b: spec.workloadSelector: "version=v1": Sidecar shop/a (mesh.yaml:31:1) also selects 1 workload (reviews-1) and takes effect instead of this document, because it comes first in name order (merge the two documents, or use selectors that do not overlap) [PF0208]`},
 		"Telemetries that meet in a workload": {document("telemetry.istio.io/v1", "Telemetry", "a", "shop", "{selector: {matchLabels: {app: reviews}}}") + document("telemetry.istio.io/v1", "Telemetry", "b", "shop", "{selector: {matchLabels: {version: v1}}}"),
 			`Telemetry shop/b: spec.selector: "version=v1": Telemetry shop/a`},
 		"a certificate of an SDS server that may not exist": {httpsServer("a", "a.example.com", "credentialName: 'sds://one'"),
-			`info: Gateway shop/a: spec.servers[0].tls.credentialName: "sds://one": the proxy serves this only if an SDS server listens on its socket credential-uds/socket`},
+			`info: Gateway shop/a: spec.servers[0].tls.credentialName: "sds://one": the proxy serves this certificate only if an SDS server listens on its socket credential-uds/socket`},
 		"a certificate of two servers": {httpsServer("a", "a.example.com", files) + httpsServer("b", "b.example.com", files),
 			`Gateway shop/b: spec.servers[0].tls: the server spec.servers[0] of Gateway shop/a (mesh.yaml:31:1) has the same certificate on this port`},
 	} {
@@ -108,7 +108,7 @@ func TestWorkingSettingsHaveNoFinding(t *testing.T) {
 
 // TestProvidersOfCertificatesAreChecked: the service of the SDS server must be visible.
 func TestProvidersOfCertificatesAreChecked(t *testing.T) {
-	for service, want := range map[string]string{"reviews.shop.svc.cluster.local": "", "none.example": "the service none.example of the SDS provider, port 80, is not visible here"} {
+	for service, want := range map[string]string{"reviews.shop.svc.cluster.local": "", "none.example": "the service none.example of the SDS provider, port 80, is not visible in namespace "} {
 		mesh := &meshconfig.MeshConfig{ExtensionProviders: []*meshconfig.MeshConfig_ExtensionProvider{{
 			Name: "sds", Provider: &meshconfig.MeshConfig_ExtensionProvider_Sds{Sds: &meshconfig.MeshConfig_ExtensionProvider_SDSProvider{Name: "sds", Service: service, Port: 80}},
 		}}}

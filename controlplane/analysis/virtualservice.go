@@ -52,7 +52,7 @@ func (c *snapshotCheck) checkRules(v *snapshot.VirtualService) {
 		if to == nil {
 			missing := config.MissingObject{Kind: config.VirtualService, Namespace: cmp.Or(r.GetDelegate().GetNamespace(), v.Namespace), Name: r.GetDelegate().GetName(), Effect: "the route is left out"}
 			c.reportMissing(config.UnknownDelegate, v.Resource, at, r.GetDelegate().GetName(),
-				"no delegate VirtualService with this name is visible in this namespace", missing, "add the delegate (a VirtualService without hosts) or export it, or correct its name and namespace")
+				"no VirtualService with this name that can be a delegate is visible in this namespace", missing, "add the delegate (a VirtualService without hosts) or export it, or correct its name and namespace")
 			continue
 		}
 		for j, own := range to.Spec.(*networking.VirtualService).GetHttp() {

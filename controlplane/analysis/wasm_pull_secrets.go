@@ -13,7 +13,7 @@ func (c *snapshotCheck) checkPullSecrets() {
 		p := snapshot.Plugin{Resource: r, Spec: r.Spec.(*extensions.WasmPlugin)}
 		if name := p.Spec.GetImagePullSecret(); name != "" && c.s.PullSecret(p) == nil {
 			c.reportWarning(config.UnknownCredential, p.Resource, "spec.imagePullSecret", name,
-				"the plugin's namespace has no Secret with this name and .dockerconfigjson, so agents request the module without credentials",
+				"the plugin's namespace has no Secret with this name that contains .dockerconfigjson, so agents request the module without credentials",
 				"add a Secret of type kubernetes.io/dockerconfigjson to the namespace "+p.Namespace)
 		}
 	}

@@ -27,7 +27,7 @@ func unmarshalKeys(text string, keys *jose.JSONWebKeySet) error {
 func AuditFile(path string) (*slog.Logger, func() error, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		return nil, nil, fmt.Errorf("the certificate authority's audit log: %w", err)
+		return nil, nil, fmt.Errorf("opening the certificate authority's audit log: %w", err)
 	}
 	return slog.New(slog.NewJSONHandler(f, nil)), f.Close, nil
 }

@@ -68,14 +68,14 @@ func (a *Authority) IdentityOf(cert *x509.Certificate) (Identity, error) {
 	// A connection may stay open after its client certificate has expired, and TLS does not verify the certificate
 	// again.
 	if now := a.now(); now.After(cert.NotAfter) {
-		return Identity{}, fmt.Errorf("the client certificate expired at %s: connect again with a new one", cert.NotAfter.Format(time.RFC3339))
+		return Identity{}, fmt.Errorf("the client certificate expired at %s: connect again with a new certificate", cert.NotAfter.Format(time.RFC3339))
 	}
 	if len(cert.URIs) != 1 {
 		return Identity{}, fmt.Errorf("the client certificate has %d URIs; it must have exactly one, a SPIFFE ID", len(cert.URIs))
 	}
 	id, err := ParseSPIFFEID(cert.URIs[0].String())
 	if err != nil {
-		return Identity{}, fmt.Errorf("the client certificate: %w", err)
+		return Identity{}, fmt.Errorf("reading the identity in the client certificate: %w", err)
 	}
 	if id.TrustDomain != a.trustDomain {
 		return Identity{}, fmt.Errorf("the client certificate is for %s, which is not in trust domain %s", id, a.trustDomain)

@@ -36,7 +36,7 @@ func (a *Authority) authenticateCaller(ctx context.Context) (caller Identity, pr
 		a.metrics.unauthenticated.Inc()
 		if unlogged, ok := a.refusals.Allow(a.now(), refusalLogInterval); ok {
 			a.opts.Audit.Warn("refused", "identity", "", "address", peerAddress(ctx), "reason", reason, "unlogged", unlogged)
-			a.log.Warn("refused a certificate: the client is not authenticated", "address", peerAddress(ctx), "reason", reason, "unlogged", unlogged)
+			a.log.Warn("refused a certificate request: the client is not authenticated", "address", peerAddress(ctx), "reason", reason, "unlogged", unlogged)
 		}
 	}
 	return caller, proof, err
@@ -51,17 +51,17 @@ func (a *Authority) answerCall(
 	if err != nil {
 		a.metrics.malformed.Inc()
 		a.logRefused(peerAddress(ctx), caller.SPIFFEID(), err.Error())
-		log.Warn("refused a certificate: the CSR is not acceptable", "reason", err)
+		log.Warn("refused a certificate request: the CSR is not acceptable", "reason", err)
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	if name := foreignName(csr, caller); name != "" {
 		a.metrics.otherIdentity.Inc()
 		a.logRefused(peerAddress(ctx), caller.SPIFFEID(), "requested "+name)
-		log.Warn("refused a certificate: the client requested another identity", "requested", name)
+		log.Warn("refused a certificate request: the client requested another identity", "requested", name)
 		return nil, status.Errorf(codes.PermissionDenied, "the client is %s and cannot obtain a certificate for %q: request only the client's own SPIFFE ID", caller, name)
 	}
 	if life := seconds(req.GetValidityDuration()); life > a.opts.MaxTTL {
-		log.Info("issued a certificate with a shorter lifetime than requested: raise --max-workload-cert-ttl to allow longer ones", "requested", life, "max", a.opts.MaxTTL)
+		log.Info("issued a certificate with a shorter lifetime than requested: raise --max-workload-cert-ttl to allow longer lifetimes", "requested", life, "max", a.opts.MaxTTL)
 	}
 	return a.signFor(ctx, caller, proof, csr, seconds(req.GetValidityDuration()), log)
 }

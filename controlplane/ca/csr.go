@@ -26,21 +26,21 @@ func parseCSR(data string) (*x509.CertificateRequest, error) {
 	}
 	der, err := onlyBlock([]byte(data), "CERTIFICATE REQUEST")
 	if err != nil {
-		return nil, fmt.Errorf("the CSR: %w", err)
+		return nil, fmt.Errorf("reading the CSR: %w", err)
 	}
 	csr, err := x509.ParseCertificateRequest(der)
 	if err != nil {
-		return nil, fmt.Errorf("the CSR: %w", err)
+		return nil, fmt.Errorf("parsing the CSR: %w", err)
 	}
 	// Check the key before the signature, because the verification of a signature is expensive if the key is huge.
 	if err := checkKey(csr.PublicKey); err != nil {
-		return nil, fmt.Errorf("the CSR: %w", err)
+		return nil, fmt.Errorf("checking the key of the CSR: %w", err)
 	}
 	if err := checkExtensions(csr); err != nil {
-		return nil, fmt.Errorf("the CSR: %w", err)
+		return nil, err
 	}
 	if err := checkSignature(csr); err != nil {
-		return nil, fmt.Errorf("the CSR's signature: %w", err)
+		return nil, fmt.Errorf("verifying the CSR's signature: %w", err)
 	}
 	return csr, nil
 }
@@ -78,7 +78,7 @@ const maxNames = 16
 // checkExtensions refuses a CSR that requests extensions that workload certificates do not have.
 func checkExtensions(csr *x509.CertificateRequest) error {
 	if n := len(namesOf(csr)); n > maxNames {
-		return fmt.Errorf("it requests %d names; at most %d are allowed", n, maxNames)
+		return fmt.Errorf("the CSR requests %d names; at most %d are allowed", n, maxNames)
 	}
 	for _, e := range csr.Extensions {
 		switch {
@@ -89,10 +89,10 @@ func checkExtensions(csr *x509.CertificateRequest) error {
 				MaxPathLen int  `asn1:"optional,default:-1"`
 			}
 			if _, err := asn1.Unmarshal(e.Value, &basic); err != nil || basic.IsCA {
-				return errors.New("it requests a CA certificate, which this authority does not issue")
+				return errors.New("the CSR requests a CA certificate, which this authority does not issue")
 			}
 		default:
-			return fmt.Errorf("it requests the extension %s, which workload certificates do not have: remove it", e.Id)
+			return fmt.Errorf("the CSR requests the extension %s, which workload certificates do not have: remove the extension", e.Id)
 		}
 	}
 	return nil

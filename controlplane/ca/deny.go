@@ -43,10 +43,10 @@ func ParseDenyList(text []byte, trustDomain string) (*DenyList, error) {
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	decoder.KnownFields(true)
 	if err := decoder.Decode(&document); err != nil && !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("expected the lists accounts and serials: %w", err)
+		return nil, fmt.Errorf("the file must contain only the lists accounts and serials, in YAML: %w", err)
 	}
 	if n := len(document.Accounts) + len(document.Serials); n > maxDenied {
-		return nil, fmt.Errorf("%d items; at most %d are allowed", n, maxDenied)
+		return nil, fmt.Errorf("the file has %d items; at most %d are allowed", n, maxDenied)
 	}
 	list := &DenyList{accounts: map[string]bool{}, serials: map[string]bool{}}
 	for i, text := range document.Accounts {
@@ -75,7 +75,7 @@ func parseAccount(text, trustDomain string) (string, error) {
 			return "", err
 		}
 		if parsed.TrustDomain != trustDomain {
-			return "", fmt.Errorf("the SPIFFE ID is not in trust domain %s", trustDomain)
+			return "", fmt.Errorf("the SPIFFE ID is not in the trust domain %s", trustDomain)
 		}
 		id = parsed
 	} else {

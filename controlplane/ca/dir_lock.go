@@ -28,7 +28,7 @@ func (s dirStore) lock() (unlock func(), err error) {
 		}
 		if busy := errors.Is(err, syscall.EWOULDBLOCK) || errors.Is(err, syscall.EINTR); !busy || time.Now().After(deadline) {
 			_ = dir.Close()
-			return nil, fmt.Errorf("rotating roots: another process holds the lock on %s for a rotation: %w; try again", s.path(), err)
+			return nil, fmt.Errorf("rotating roots: another process is rotating roots in %s and holds the lock (%w): try again later", s.path(), err)
 		}
 	}
 }

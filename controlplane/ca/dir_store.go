@@ -271,11 +271,11 @@ func (s dirStore) explain(doing string, err error) error {
 	remedy := "specify another state directory"
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT), errors.Is(err, syscall.EFBIG):
-		remedy = "free space there, or specify another state directory"
+		remedy = "free space on its disk, or specify another state directory"
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
-		remedy = "make it writable for this user, or specify another state directory"
+		remedy = "make the directory writable for this user, or specify another state directory"
 	case errors.Is(err, syscall.ENOTDIR):
-		remedy = "a part of that path is a file; specify another state directory"
+		remedy = "a part of the path is a file; specify another state directory"
 	}
 	return fmt.Errorf("%s in %s: %w: %s", doing, s.dir, err, remedy)
 }

@@ -119,7 +119,7 @@ func (a *Authority) verifyExternal(issuer *TokenIssuer, token string) (Identity,
 	}
 	claims, err := verifiedClaims(parsed, keys)
 	if err != nil {
-		return Identity{}, fmt.Errorf("the token of issuer %s: %w", issuer.Issuer, err)
+		return Identity{}, fmt.Errorf("verifying the token of issuer %s: %w", issuer.Issuer, err)
 	}
 	audiences := issuer.Audiences
 	if len(audiences) == 0 {

@@ -83,7 +83,7 @@ func newRoot(trustDomain string, key *ecdsa.PrivateKey, now time.Time) (*x509.Ce
 func newSerial() (*big.Int, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 128))
 	if err != nil {
-		return nil, fmt.Errorf("a random serial number: %w", err)
+		return nil, fmt.Errorf("generating a random serial number: %w", err)
 	}
 	if serial.Sign() == 0 {
 		return newSerial()
@@ -157,11 +157,11 @@ func onlyBlock(data []byte, blockType string) ([]byte, error) {
 	block, rest := pem.Decode(data)
 	switch {
 	case block == nil:
-		return nil, errors.New("it contains no PEM block")
+		return nil, errors.New("the text contains no PEM block")
 	case block.Type != blockType:
 		return nil, fmt.Errorf("the PEM block is a %.40q, not a %s", block.Type, blockType)
 	case strings.TrimSpace(string(rest)) != "":
-		return nil, errors.New("it contains more than one PEM block, or other data")
+		return nil, errors.New("the text contains more than one PEM block, or other data")
 	}
 	return block.Bytes, nil
 }

@@ -26,7 +26,7 @@ func newMetrics(registerer prometheus.Registerer, rootEnd func() time.Time) (*me
 		signed:          counter("citadel_server_success_cert_issuance_count", "Certificates signed for workloads."),
 		unauthenticated: counter("citadel_server_authentication_failure_count", "Certificate requests of clients that could not be authenticated."),
 		malformed:       counter("citadel_server_csr_parsing_err_count", "Certificate requests with a malformed CSR or a weak key."),
-		otherIdentity:   counter("pilotfish_ca_foreign_identity_count", "Certificate requests for another identity than that of the client."),
+		otherIdentity:   counter("pilotfish_ca_foreign_identity_count", "Certificate requests for an identity that is not the client's."),
 		failed:          counter("citadel_server_csr_sign_err_count", "Valid certificate requests that the authority could not sign."),
 	}
 	end := prometheus.NewGaugeFunc(prometheus.GaugeOpts{

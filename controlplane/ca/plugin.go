@@ -79,21 +79,21 @@ func readPlugIn(ctx context.Context, from PlugIn, now time.Time) (*signing, erro
 	}
 	certs, err := parseCertificates(data[plugInCert])
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", plugInCert, err)
+		return nil, fmt.Errorf("reading %s: %w", plugInCert, err)
 	}
 	roots, err := parseCertificates(data[plugInRoots])
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", plugInRoots, err)
+		return nil, fmt.Errorf("reading %s: %w", plugInRoots, err)
 	}
 	between := certs
 	if len(data[plugInChain]) > 0 {
 		if between, err = parseCertificates(data[plugInChain]); err != nil {
-			return nil, fmt.Errorf("%s: %w", plugInChain, err)
+			return nil, fmt.Errorf("reading %s: %w", plugInChain, err)
 		}
 	}
 	key, err := parseAnyKey(data[plugInKey])
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", plugInKey, err)
+		return nil, fmt.Errorf("reading %s: %w", plugInKey, err)
 	}
 	return newPlugInIssuer(certs[0], key, between, roots, now)
 }
@@ -142,7 +142,7 @@ func parseCertificates(data []byte) ([]*x509.Certificate, error) {
 	var out []*x509.Certificate
 	for _, block := range blocks {
 		if block.Type != pemCertificate {
-			return nil, fmt.Errorf("it contains a PEM block %.40q; only certificates are accepted", block.Type)
+			return nil, fmt.Errorf("the file contains a PEM block %.40q; only certificates are accepted", block.Type)
 		}
 		cert, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
@@ -151,7 +151,7 @@ func parseCertificates(data []byte) ([]*x509.Certificate, error) {
 		out = append(out, cert)
 	}
 	if len(out) == 0 {
-		return nil, errors.New("it contains no PEM certificate")
+		return nil, errors.New("the file contains no PEM certificate")
 	}
 	return out, nil
 }
@@ -162,7 +162,7 @@ func parseAnyKey(data []byte) (crypto.Signer, error) {
 	for {
 		var block *pem.Block
 		if block, data = pem.Decode(data); block == nil {
-			return nil, errors.New("it contains no usable private key: provide an RSA or ECDSA key in PEM without a passphrase")
+			return nil, errors.New("the file contains no usable private key: provide an RSA or ECDSA key in PEM without a passphrase")
 		}
 		switch block.Type {
 		case "EC PRIVATE KEY":

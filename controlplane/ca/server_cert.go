@@ -56,7 +56,7 @@ func (a *Authority) ServerTLS(names ...string) *tls.Config {
 	return config
 }
 
-var errWorkloadTLS = errors.New("the client offers the ALPN protocols of connections between workloads: a DestinationRule with ISTIO_MUTUAL leads a proxy to the control plane")
+var errWorkloadTLS = errors.New("the client uses TLS as between workloads: a proxy forwards requests to the control plane, because a DestinationRule with ISTIO_MUTUAL applies to its host: remove the host from the rule")
 
 // isWorkloadTLS reports whether the client offers the ALPN protocols of mutual TLS between workloads. On such a
 // connection, a proxy forwards requests of its clients, which the control plane must not treat as requests of the
@@ -80,7 +80,7 @@ func cleanNames(names []string) []string {
 func (a *Authority) ServerCertificate(names ...string) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("making the control plane's key: %w", err)
+		return nil, fmt.Errorf("creating the control plane's private key: %w", err)
 	}
 	template := &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	for _, name := range cleanNames(slices.Clone(names)) {
@@ -93,7 +93,7 @@ func (a *Authority) ServerCertificate(names ...string) (*tls.Certificate, error)
 	by := a.signing().server
 	leaf, err := a.signWith(by, template, key.Public(), serverTTL)
 	if err != nil {
-		return nil, fmt.Errorf("the control plane's certificate: %w", err)
+		return nil, fmt.Errorf("signing the control plane's certificate: %w", err)
 	}
 	chain := [][]byte{leaf.Raw}
 	for _, cert := range by.chain() {

@@ -410,7 +410,7 @@ func TestRefusalsOfUnauthenticatedCallersAreLoggedOncePerInterval(t *testing.T) 
 			wantStatus(t, err, codes.Unauthenticated)
 		}
 	}
-	const line = "refused a certificate: the client is not authenticated"
+	const line = "refused a certificate request: the client is not authenticated"
 	call(10)
 	if n := strings.Count(s.book.String(), line); n != 1 {
 		t.Fatalf("%d lines for 10 calls:\n%s", n, s.book)

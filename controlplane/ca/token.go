@@ -36,7 +36,7 @@ func newTokenSigner(key *ecdsa.PrivateKey) (jose.Signer, error) {
 		jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: key, KeyID: id}},
 		(&jose.SignerOptions{}).WithType("JWT"))
 	if err != nil {
-		return nil, fmt.Errorf("preparing to sign tokens: %w", err)
+		return nil, fmt.Errorf("creating the signer of tokens: %w", err)
 	}
 	return signer, nil
 }
@@ -46,7 +46,7 @@ func keyID(key *ecdsa.PublicKey) (string, error) {
 	public := jose.JSONWebKey{Key: key}
 	thumbprint, err := public.Thumbprint(crypto.SHA256)
 	if err != nil {
-		return "", fmt.Errorf("naming the key for tokens: %w", err)
+		return "", fmt.Errorf("computing the ID of the key for tokens: %w", err)
 	}
 	return base64.RawURLEncoding.EncodeToString(thumbprint), nil
 }
@@ -92,8 +92,8 @@ func (a *Authority) VerifyToken(token string) (Identity, error) {
 	}
 	var claims jwt.Claims
 	if err := parsed.Claims(a.tokenKey, &claims); err != nil {
-		return Identity{}, errors.New("the token was not signed by this authority. Another control plane may have issued it, or the authority was " +
-			"created again since then. Issue a new token")
+		return Identity{}, errors.New("the token was not signed by this authority: another control plane issued the token, or this authority was " +
+			"created later: issue a new token")
 	}
 	if err := a.checkClaims(claims); err != nil {
 		return Identity{}, err
@@ -128,7 +128,7 @@ func (a *Authority) subjectOf(claims jwt.Claims) (Identity, error) {
 	}
 	id := Identity{TrustDomain: a.trustDomain, Namespace: namespace, ServiceAccount: account}
 	if err := id.Validate(); err != nil {
-		return Identity{}, fmt.Errorf("the token's subject: %w", err)
+		return Identity{}, fmt.Errorf("reading the token's subject: %w", err)
 	}
 	return id, a.denied.Load().checkAccount(id)
 }

@@ -65,7 +65,7 @@ func Proxies(before, after *snapshot.Snapshot, proxies []*translate.Proxy) ([]Gr
 	for _, p := range proxies {
 		changes, err := compareProxy(before, after, p, shown)
 		if err != nil {
-			return nil, fmt.Errorf("proxy %s: %w", p.ID, err)
+			return nil, fmt.Errorf("comparing the resources of proxy %s: %w", p.ID, err)
 		}
 		if len(changes) == 0 {
 			continue
@@ -112,7 +112,7 @@ func AllResources(s *snapshot.Snapshot, p *translate.Proxy) (map[string][]*xds.R
 	put := func(typeURL string, list []*xds.Resource, failed error) {
 		all[typeURL] = list
 		if failed != nil && err == nil {
-			err = fmt.Errorf("%s: %w", xds.ShortType(typeURL), failed)
+			err = fmt.Errorf("generating %s: %w", xds.ShortType(typeURL), failed)
 		}
 	}
 	clusters, failed := translate.Clusters(s, p)
@@ -211,7 +211,7 @@ func compareResource(short string, before, after *xds.Resource) (Change, error) 
 func flattenResource(r *xds.Resource) (map[string]string, error) {
 	data, err := marshalRedacted(r)
 	if err != nil {
-		return nil, fmt.Errorf("resource %q: %w", r.Name, err)
+		return nil, fmt.Errorf("converting the resource %q to JSON: %w", r.Name, err)
 	}
 	var tree any
 	if err := json.Unmarshal(data, &tree); err != nil {

@@ -27,7 +27,7 @@ func TestAliasesCannotMultiply(t *testing.T) {
 	for i := 1; i < 30; i++ {
 		fmt.Fprintf(&b, "  a%d: &a%d [%s]\n", i, i, strings.Repeat(fmt.Sprintf("*a%d,", i-1), 10))
 	}
-	refusedMessage(t, b.String(), "its aliases make it")
+	refusedMessage(t, b.String(), "aliases make the document")
 }
 
 func TestMergeKeysCannotMultiply(t *testing.T) {
@@ -40,7 +40,7 @@ func TestMergeKeysCannotMultiply(t *testing.T) {
 	for i := range 1000 {
 		fmt.Fprintf(&b, "  b%d: {<<: *a}\n", i)
 	}
-	refusedMessage(t, b.String(), "merge keys make it too large")
+	refusedMessage(t, b.String(), "merge keys make the document too large")
 }
 
 func TestAliasOfItselfIsRefused(t *testing.T) {
@@ -50,8 +50,8 @@ func TestAliasOfItselfIsRefused(t *testing.T) {
 
 func TestDeepNestingIsRefused(t *testing.T) {
 	deep := strings.Repeat("[", 100) + strings.Repeat("]", 100)
-	refusedMessage(t, "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: "+deep+"\n", "nested more than")
-	refusedMessage(t, `{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": `+deep+"}", "nested more than")
+	refusedMessage(t, "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: "+deep+"\n", "the nesting is deeper than")
+	refusedMessage(t, `{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": `+deep+"}", "the nesting is deeper than")
 	refusedMessage(t, strings.Repeat("[", 20_000), "not YAML")
 }
 

@@ -66,7 +66,7 @@ func (d *document) sortedProblems() []Problem {
 	if more := len(d.problems) - maxProblems; more > 0 {
 		d.problems = append(d.problems[:maxProblems:maxProblems], Problem{
 			Code: d.problems[0].Code, Severity: d.problems[0].Severity, Key: d.key, At: d.origin,
-			Message: fmt.Sprintf("%d more problems in this document are not listed", more), Remedy: "fix the listed ones",
+			Message: fmt.Sprintf("%d more problems in this document are not listed", more), Remedy: "fix the listed problems",
 		})
 	}
 	return d.problems
@@ -114,7 +114,7 @@ func (d *document) checkSize(root *yaml.Node) bool {
 	d.origin = d.nodePosition(root)
 	e := m.visit(root, 0)
 	if m.ok && e.values > m.written+maxExpansion {
-		m.fail(root, "", fmt.Sprintf("its aliases make it too large: %d values, of which only %d are written out", e.values, m.written), "use fewer aliases")
+		m.fail(root, "", fmt.Sprintf("aliases make the document too large: it has %d values, of which only %d are written out", e.values, m.written), "use fewer aliases")
 	}
 	return m.ok
 }
@@ -133,7 +133,7 @@ func (m *sizeChecker) visit(n *yaml.Node, depth int) nodeSize {
 	}
 	m.written++
 	if depth > maxNesting {
-		m.fail(n, "", fmt.Sprintf("nested more than %d deep", maxNesting), "flatten it")
+		m.fail(n, "", fmt.Sprintf("the nesting is deeper than %d levels", maxNesting), "use fewer levels of lists and mappings")
 		return nodeSize{}
 	}
 	if n.Anchor != "" {
@@ -165,7 +165,7 @@ func (m *sizeChecker) visitAlias(n *yaml.Node, depth int) nodeSize {
 	}
 	e := m.sizes[target]
 	if depth+e.height > maxNesting {
-		m.fail(n, "*"+n.Value, fmt.Sprintf("nested more than %d deep", maxNesting), "flatten it")
+		m.fail(n, "*"+n.Value, fmt.Sprintf("the nesting is deeper than %d levels", maxNesting), "use fewer levels of lists and mappings")
 	}
 	return e
 }
@@ -184,7 +184,7 @@ func (m *sizeChecker) expandMergeKeys(n *yaml.Node) {
 		return
 	}
 	if m.merged += len(merged) / 2; m.merged > maxExpansion {
-		m.fail(n, "<<", fmt.Sprintf("merge keys make it too large: they add more than %d fields", maxExpansion), "use fewer merge keys")
+		m.fail(n, "<<", fmt.Sprintf("merge keys make the document too large: they add more than %d fields", maxExpansion), "use fewer merge keys")
 		return
 	}
 	has := map[string]bool{}

@@ -14,7 +14,7 @@ func readKeySet(data []byte) ([]jose.JSONWebKey, error) {
 		Keys []json.RawMessage `json:"keys"`
 	}
 	if err := json.Unmarshal(data, &set); err != nil {
-		return nil, fmt.Errorf("it is not a JWK set in JSON: %w", jsonError(err))
+		return nil, jsonError(err)
 	}
 	var out []jose.JSONWebKey
 	for _, raw := range set.Keys {
@@ -36,15 +36,15 @@ func readKeySet(data []byte) ([]jose.JSONWebKey, error) {
 func jsonError(err error) error {
 	var syntax *json.SyntaxError
 	if errors.As(err, &syntax) {
-		return fmt.Errorf("wrong at byte %d", syntax.Offset)
+		return fmt.Errorf("JSON syntax error at byte %d", syntax.Offset)
 	}
-	return errors.New("it is not a JSON Web Key Set")
+	return errors.New("the content is not a valid JWK set (RFC 7517)")
 }
 
 func marshalKeySet(keys []jose.JSONWebKey) ([]byte, error) {
 	out, err := json.Marshal(jose.JSONWebKeySet{Keys: keys})
 	if err != nil {
-		return nil, fmt.Errorf("writing a JWK set: %w", err)
+		return nil, fmt.Errorf("encoding a JWK set: %w", err)
 	}
 	if len(out) > MaxKeySet {
 		return nil, fmt.Errorf("the keys have %d bytes; at most %d are allowed", len(out), MaxKeySet)

@@ -20,7 +20,7 @@ func ReadMesh(file string, text []byte) (*meshconfig.MeshConfig, []Problem) {
 	}
 	warnings, err := CheckMesh(mesh)
 	if err != nil {
-		return nil, []Problem{meshProblem(file, text, err.Error(), "fix the file")}
+		return nil, []Problem{meshProblem(file, text, err.Error(), "fix the reported field")}
 	}
 	for i, w := range warnings {
 		warnings[i].At = Position{File: file, Line: fieldLine(text, w.Field)}

@@ -138,7 +138,7 @@ func (d *document) runCheck(check func(*Resource) []Problem, r *Resource) bool {
 }
 
 // noRemedyNeeded is the remedy text of a problem that the author may ignore.
-const noRemedyNeeded = "nothing: it is fine to keep it"
+const noRemedyNeeded = "none needed: the document may stay"
 
 // lookupKind returns the document's kind. ok is false if the kind is unknown, unsupported or without effect; the rest
 // of the document is then not read.
@@ -209,7 +209,7 @@ func (d *document) checkFields(h objectHeader) {
 		if !contains(allowed, key.Value) {
 			remedy := didYouMean(key.Value, allowed)
 			if d.hasSpecField(key.Value) {
-				remedy = "it belongs under spec: check the indentation"
+				remedy = "move the field under spec: check the indentation"
 			}
 			d.refuseAs(NoSuchField, d.nodePosition(key), key.Value, "", "unknown field", remedy)
 		}
@@ -259,7 +259,7 @@ func (d *document) checkName() {
 	case name == "":
 		d.refuseAt(d.fieldPosition("metadata"), "metadata.name", "", "the document has no name", "set metadata.name")
 	case len(name) > 253 || !dnsSubdomain.MatchString(name):
-		d.refuseAt(d.fieldPosition("metadata.name"), "metadata.name", name, "not a name", "use lower-case letters, digits, '-' and '.', at most 253")
+		d.refuseAt(d.fieldPosition("metadata.name"), "metadata.name", name, "not a valid name", "use lower-case letters, digits, '-' and '.', at most 253")
 	case d.key.Kind == Service && !dnsLabel.MatchString(name):
 		d.refuseAt(d.fieldPosition("metadata.name"), "metadata.name", name, "not a Service's name", "use lower-case letters, digits and '-', at most 63")
 	}

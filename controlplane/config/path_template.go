@@ -18,7 +18,7 @@ const maxTemplate = 256
 func EnvoyPathTemplate(p string) (string, error) {
 	rest, ok := strings.CutPrefix(p, "/")
 	if !ok {
-		return "", errors.New("it does not begin with a slash")
+		return "", errors.New("the path does not begin with a slash")
 	}
 	parts := strings.Split(rest, "/")
 	last := false // {**} was found
@@ -26,19 +26,19 @@ func EnvoyPathTemplate(p string) (string, error) {
 		switch {
 		case part == "{*}" || part == "{**}":
 			if last {
-				return "", fmt.Errorf("%s follows {**}", part)
+				return "", fmt.Errorf("the part %s follows {**}", part)
 			}
 			last = part == "{**}"
 			parts[i] = strings.Trim(part, "{}")
 		case part == "":
-			return "", errors.New("it has an empty part, or a slash at its end")
+			return "", errors.New("the path has an empty part, or a slash at its end")
 		case !templateText.MatchString(part):
 			return "", fmt.Errorf("the part %q is not {*}, {**} or text of letters, digits and -._~%%!$&'()+,;:@=", part)
 		}
 	}
 	template := "/" + strings.Join(parts, "/")
 	if len(template) > maxTemplate {
-		return "", fmt.Errorf("without its braces it has %d bytes; at most %d are allowed", len(template), maxTemplate)
+		return "", fmt.Errorf("without its braces, the path has %d bytes; at most %d are allowed", len(template), maxTemplate)
 	}
 	return template, nil
 }

@@ -115,7 +115,7 @@ var codes = []CodeInfo{
 	{InvalidValue, "invalid value", "A value is missing, is of the wrong type, is out of range, or contradicts another value of the document.", "Set a value that the remedy describes."},
 	{DuplicateName, "duplicate name", "Two documents have the same kind, namespace and name; the first one is in force.", "Rename or remove one of them."},
 	{NoEffect, "no effect", "The document is in force, but a part of it has no effect here.", "Remove it, or use the replacement in the remedy."},
-	{KindNoEffect, "kind without effect", "The document was read, but its kind has no effect here.", "Nothing: it is fine to keep it."},
+	{KindNoEffect, "kind without effect", "The document was read, but its kind has no effect here.", "None needed: the document may stay."},
 	{Questionable, "questionable", "The document is in force, but a part of it probably does not have the expected effect.", "Check the reported field."},
 	{UnsafeToIgnore, "unsafe to ignore", "A field that restricts access has no effect here; the document is refused, because it would permit more than intended.", "Use the replacement in the remedy."},
 	{MeshConfigRefused, "mesh configuration refused", "The mesh configuration file is refused; its last accepted version stays in force.", "Fix the file."},

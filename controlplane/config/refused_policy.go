@@ -84,7 +84,7 @@ func (d *document) readRefusedPolicy(root *yaml.Node, defaultNamespace string) *
 	created, _ := time.Parse(time.RFC3339, scalarOf(h.metadata, "creationTimestamp"))
 	spec := r.readTargets(h.spec)
 	if r.refused {
-		p.undeniable = fmt.Sprintf("what it selects cannot be read (%s)", r.problems[0].Field)
+		p.undeniable = fmt.Sprintf("its selector or targets cannot be read (%s)", r.problems[0].Field)
 		return p
 	}
 	if p.undeniable = describeUnsupportedTargets(spec); p.undeniable != "" {
@@ -153,7 +153,7 @@ func (r *policyReader) misplacedField(h objectHeader) string {
 	}
 	for _, name := range slices.Concat(fields, keysOf(h.root)) {
 		if mayMeanSelector(name) {
-			return fmt.Sprintf("what it selects cannot be read (%s)", name)
+			return fmt.Sprintf("its selector or targets cannot be read (%s)", name)
 		}
 	}
 	return ""

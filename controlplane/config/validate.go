@@ -164,7 +164,7 @@ func (s validator) checkServerName(host string) {
 func (s validator) checkHost(name string) {
 	switch {
 	case name == "":
-		s.refuse("", "no host", "name one")
+		s.refuse("", "the host is missing", "set a host name")
 	case strings.Contains(name, "://"):
 		s.refuse(name, "a URL, not a host", "remove the scheme and the path")
 	case strings.Contains(name, "*"):
@@ -185,7 +185,7 @@ func hostRemedy(name string) string {
 func (s validator) checkWildcardHost(name string) {
 	switch {
 	case name == "":
-		s.refuse("", "no host", "name one")
+		s.refuse("", "the host is missing", "set a host name")
 	case strings.Contains(name, "://"):
 		s.refuse(name, "a URL, not a host", "remove the scheme and the path")
 	case !isWildcardHost(name) && !isIP(name):

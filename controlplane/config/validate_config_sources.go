@@ -89,9 +89,9 @@ func checkSourceTLS(t *networking.ClientTLSSettings) (field string, err error) {
 	case t.GetInsecureSkipVerify().GetValue() && (t.GetCaCertificates() != "" || len(t.GetSubjectAltNames()) > 0):
 		return "insecureSkipVerify", errors.New("excludes caCertificates and subjectAltNames: remove it, so that the server is verified")
 	case mode == networking.ClientTLSSettings_MUTUAL && t.GetClientCertificate() == "":
-		return "clientCertificate", errors.New("MUTUAL needs it: set the path of the certificate")
+		return "clientCertificate", errors.New("mode MUTUAL needs a client certificate: set the path of its file")
 	case mode == networking.ClientTLSSettings_MUTUAL && t.GetPrivateKey() == "":
-		return "privateKey", errors.New("MUTUAL needs it: set the path of the key")
+		return "privateKey", errors.New("mode MUTUAL needs a private key: set the path of its file")
 	}
 	return "", nil
 }

@@ -132,7 +132,7 @@ func (s validator) checkServerTLSMatchesPort(server *networking.Server) {
 	case terminates && tls == nil:
 		s.field("tls").refuse("", "a server of protocol "+protocol+" needs tls", "set a mode, and a certificate: serverCertificate and privateKey")
 	case !terminates && !RedirectsToHTTPS(server) && hasCertificate(tls):
-		s.field("tls").refuse("", "tls on a server of protocol "+protocol, "set the port's protocol to HTTPS or TLS")
+		s.field("tls").refuse("", "a server of protocol "+protocol+" cannot use the certificate in tls", "set the port's protocol to HTTPS or TLS, or remove the certificate")
 	}
 	if tls.GetHttpsRedirect() && !RedirectsToHTTPS(server) {
 		s.field("tls").field("httpsRedirect").warn(true, "has no effect, because only plain HTTP can be redirected to HTTPS", "move the setting to the server with protocol HTTP")
@@ -162,7 +162,7 @@ func (s validator) checkServerTLS(t *networking.ServerTLSSettings) {
 	s.checkServerRevocations(t)
 	s.field("cipherSuites").checkCiphers(t.GetCipherSuites())
 	if low, high := t.GetMinProtocolVersion(), t.GetMaxProtocolVersion(); high != 0 && low > high {
-		s.field("minProtocolVersion").refuse(low, "above maxProtocolVersion", "swap them")
+		s.field("minProtocolVersion").refuse(low, "minProtocolVersion is higher than maxProtocolVersion", "swap the two versions")
 	}
 }
 
@@ -219,7 +219,7 @@ const maxCredentials = 2
 
 func (s validator) checkCredentials(t *networking.ServerTLSSettings) {
 	if t.GetCredentialName() != "" && len(t.GetCredentialNames()) > 0 {
-		s.field("credentialNames").refuse("", "credentialName and credentialNames exclude each other", "keep credentialNames")
+		s.field("credentialNames").refuse("", "credentialName and credentialNames exclude each other", "remove credentialName")
 	}
 	if len(t.GetCredentialNames()) > maxCredentials {
 		s.field("credentialNames").refuse(len(t.GetCredentialNames()), fmt.Sprintf("a server has at most %d certificates", maxCredentials), "list one with an RSA key and one with an ECDSA key")

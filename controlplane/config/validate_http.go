@@ -51,7 +51,7 @@ func (s validator) checkFault(f *networking.HTTPFaultInjection) {
 	if delay := f.GetDelay(); delay != nil {
 		at := s.field("delay")
 		if delay.GetHttpDelayType() == nil {
-			at.refuse("", "how long?", "set fixedDelay")
+			at.refuse("", "the duration of the delay is missing", "set fixedDelay")
 		}
 		at.field("fixedDelay").checkMilliseconds(delay.GetFixedDelay())
 		at.field("exponentialDelay").checkMilliseconds(delay.GetExponentialDelay())
@@ -179,7 +179,7 @@ func (s validator) checkRewrite(r *networking.HTTPRewrite) {
 	case r.GetUri() == "" && r.GetAuthority() == "" && regex == nil:
 		s.refuse("", "the target of the rewrite is missing", "set uri, authority or uriRegexRewrite")
 	case regex != nil && r.GetUri() != "":
-		s.refuse("", "uri and uriRegexRewrite exclude each other", "keep one")
+		s.refuse("", "uri and uriRegexRewrite exclude each other", "remove one of the two")
 	case regex != nil && regex.GetMatch() == "":
 		s.field("uriRegexRewrite").field("match").refuse("", "the regular expression is missing", "set the expression that matches the text to replace")
 	case regex != nil:

@@ -110,7 +110,7 @@ func checkLogProvider(p *meshconfig.MeshConfig_ExtensionProvider) error {
 	switch p := p.GetProvider().(type) {
 	case *meshconfig.MeshConfig_ExtensionProvider_EnvoyFileAccessLog:
 		if p.EnvoyFileAccessLog.GetPath() == "" {
-			return fmt.Errorf("path is needed, as in /dev/stdout")
+			return fmt.Errorf("the path is missing: set the path of a file, such as /dev/stdout")
 		}
 		f := p.EnvoyFileAccessLog.GetLogFormat()
 		if err := CheckLogFormat(f.GetText()); err != nil {

@@ -49,7 +49,7 @@ func (s validator) checkCEL(expression string) {
 func (s validator) checkTracing(rule *telemetry.Tracing) {
 	s.checkProviders(rule.GetProviders())
 	if len(rule.GetProviders()) > 1 {
-		s.field("providers").refuse("", "Envoy can send traces to only one provider", "keep one")
+		s.field("providers").refuse("", "Envoy can send traces to only one provider", "remove all providers except one")
 	}
 	if p := rule.GetRandomSamplingPercentage(); p != nil {
 		s.field("randomSamplingPercentage").checkPercent(p.GetValue())
@@ -84,7 +84,7 @@ func (s validator) checkCustomTag(tag *telemetry.Tracing_CustomTag) {
 
 func (s validator) checkRequired(value string) {
 	if value == "" {
-		s.refuse("", "is needed", "set it")
+		s.refuse("", "the value is missing", "set a value")
 	}
 	if strings.ContainsAny(value, "\r\n\x00") {
 		s.refuse(value, "must not have line breaks", "write it on one line")

@@ -106,7 +106,7 @@ func TestInvalidMeshConfigurationsAreRefused(t *testing.T) {
 		`{"accessLogFormat": "{\"a\": \"%X%\"}", "accessLogEncoding": "JSON"}`:                   "not all proxies",
 		`{"extensionProviders": [{}]}`:                                                           "no name",
 		`{"extensionProviders": [{"name": "a"}, {"name": "a"}]}`:                                 "two providers",
-		`{"extensionProviders": [{"name": "a", "envoyFileAccessLog": {}}]}`:                      "path is needed",
+		`{"extensionProviders": [{"name": "a", "envoyFileAccessLog": {}}]}`:                      "the path is missing",
 		`{"defaultProviders": {"tracing": ["a"]}}`:                                               "no extension provider",
 		`{"connectTimeout": "-1s"}`:                                                              "at least 1ms",
 		`{"connectTimeout": "0s"}`:                                                               "at least 1ms",

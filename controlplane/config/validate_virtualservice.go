@@ -120,7 +120,7 @@ func (s validator) checkHTTPAction(r *networking.HTTPRoute) {
 	case len(actions) == 0:
 		s.refuse("", "the route has no action", "set route, redirect or directResponse")
 	case len(actions) > 1:
-		s.refuse("", "only one of these is possible: "+joinNames(actions), "keep one")
+		s.refuse("", "a route can have only one of these actions: "+joinNames(actions), "remove all of them except one")
 	case r.GetRewrite() != nil && (r.GetRedirect() != nil || r.GetDirectResponse() != nil):
 		s.field("rewrite").refuse("", "a rewrite has an effect only with a route", "remove the rewrite; a redirect has its own fields uri and authority")
 	}

@@ -32,7 +32,7 @@ func readCache(path string) (map[string]string, error) {
 	defer func() { _ = f.Close() }()
 	sets := map[string]json.RawMessage{}
 	if err := json.NewDecoder(io.LimitReader(f, maxFile)).Decode(&sets); err != nil {
-		return out, fmt.Errorf("%s: %w", path, err)
+		return out, fmt.Errorf("decoding %s: %w", path, err)
 	}
 	for at, set := range sets {
 		if keys, err := config.PublicKeys(set); err == nil {

@@ -105,7 +105,7 @@ func (f *Fetcher) fetch(ctx context.Context, at string) (string, error) {
 	}
 	keys, err := config.PublicKeys(body)
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("the response is not usable: %w", err)
 	}
 	return string(keys), nil
 }
@@ -154,7 +154,7 @@ func (f *Fetcher) get(ctx context.Context, at string) ([]byte, error) {
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("the server responds %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
+		return nil, fmt.Errorf("the server responds with status %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponseSize+1))
 	if err != nil {

@@ -290,7 +290,7 @@ func (f *Fetcher) storeResult(at, set string, err error, now time.Time) (changed
 func (f *Fetcher) recordFailure(at string, a *keySource, err error, now time.Time) {
 	if a.reason != err.Error() {
 		_, known := f.sets[at]
-		f.log.Warn("the keys of a token issuer could not be fetched", "address", at, "error", err, "earlierKeysInUse", known)
+		f.log.Warn("fetching the keys of a token issuer failed", "address", at, "error", err, "earlierKeysInUse", known)
 	}
 	if a.reason == "" {
 		a.since = now

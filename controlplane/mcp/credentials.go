@@ -60,5 +60,5 @@ func checkNames(cert *x509.Certificate, names []string) error {
 	if slices.ContainsFunc(has, func(name string) bool { return slices.Contains(names, name) }) {
 		return nil
 	}
-	return fmt.Errorf("the server's certificate contains none of subjectAltNames: it is for %s", strings.Join(has, ", "))
+	return fmt.Errorf("the server's certificate contains none of the names in subjectAltNames: its names are %s", strings.Join(has, ", "))
 }

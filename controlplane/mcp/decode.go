@@ -39,7 +39,7 @@ func (d decoder) decode(name string, body *anypb.Any) (*config.Resource, []confi
 	}
 	text, err := config.Encode(r)
 	if err != nil { // for example a number that is infinite
-		return nil, []config.Problem{*d.refuse(r.Key, "spec", "it cannot be read: "+err.Error())}
+		return nil, []config.Problem{*d.refuse(r.Key, "spec", "the spec cannot be converted: "+err.Error())}
 	}
 	parsed := d.parser.ParseFile(d.source, text)
 	problems := parsed.Problems
@@ -48,7 +48,7 @@ func (d decoder) decode(name string, body *anypb.Any) (*config.Resource, []confi
 	}
 	if len(parsed.Documents) != 1 || parsed.Documents[0].Resource == nil {
 		if len(problems) == 0 {
-			problems = append(problems, *d.refuse(r.Key, "", "it cannot be read"))
+			problems = append(problems, *d.refuse(r.Key, "", "the document cannot be read"))
 		}
 		return nil, problems
 	}
@@ -60,7 +60,7 @@ func (d decoder) decode(name string, body *anypb.Any) (*config.Resource, []confi
 func (d decoder) refuse(key config.Key, field, message string) *config.Problem {
 	return &config.Problem{
 		Code: config.InvalidValue, Severity: config.Error, Key: key, At: config.Position{File: d.source}, Field: field, Message: message,
-		Remedy: "correct it at the source",
+		Remedy: "correct the document at the configuration source",
 	}
 }
 
@@ -69,11 +69,11 @@ func (d decoder) read(name string, body *anypb.Any) (*config.Resource, *config.P
 	key := config.Key{Kind: d.kind}
 	key.Namespace, key.Name, _ = strings.Cut(name, "/")
 	if t := body.GetTypeUrl(); t != resourceType && t != d.typeURL {
-		return nil, d.refuse(key, "", fmt.Sprintf("its type is %q, not %s", t, resourceType))
+		return nil, d.refuse(key, "", fmt.Sprintf("the type of the resource is %q, not %s", t, resourceType))
 	}
 	m := &mcpv1.Resource{}
 	if err := limitedDepth.Unmarshal(body.GetValue(), m); err != nil {
-		return nil, d.refuse(key, "", "it is not a "+strings.TrimPrefix(resourceType, "type.googleapis.com/"))
+		return nil, d.refuse(key, "", "the content is not a "+strings.TrimPrefix(resourceType, "type.googleapis.com/"))
 	}
 	full := m.GetMetadata().GetName()
 	var ok bool
@@ -98,13 +98,13 @@ func (d decoder) read(name string, body *anypb.Any) (*config.Resource, *config.P
 func (d decoder) readSpec(key config.Key, body *anypb.Any) (proto.Message, *config.Problem) {
 	spec := d.kind.NewSpec()
 	if !isVersionOf(body.GetTypeUrl(), spec) {
-		return nil, d.refuse(key, "body", fmt.Sprintf("its type is %q, not %s", body.GetTypeUrl(), spec.ProtoReflect().Descriptor().FullName()))
+		return nil, d.refuse(key, "body", fmt.Sprintf("the type of the body is %q, not %s", body.GetTypeUrl(), spec.ProtoReflect().Descriptor().FullName()))
 	}
 	if err := limitedDepth.Unmarshal(body.GetValue(), spec); err != nil {
-		return nil, d.refuse(key, "spec", fmt.Sprintf("it is not a valid %s message", spec.ProtoReflect().Descriptor().FullName()))
+		return nil, d.refuse(key, "spec", fmt.Sprintf("the content is not a valid %s message", spec.ProtoReflect().Descriptor().FullName()))
 	}
 	if path, found := findUnknownField(spec.ProtoReflect(), "spec"); found {
-		return nil, d.refuse(key, path, "it has a field that this version does not know")
+		return nil, d.refuse(key, path, "the document has a field that this version does not know")
 	}
 	return spec, nil
 }

@@ -111,13 +111,13 @@ func TestInvalidDocumentsAreRefusedWithNameAndField(t *testing.T) {
 		want     []string
 	}{
 		"a value that the parser refuses": {config.VirtualService, "shop/reviews", pack(t, "shop/reviews", weight), []string{"VirtualService shop/reviews", "spec.http[0].route[0].weight", "-1"}},
-		"a field of a later version":      {config.VirtualService, "shop/reviews", pack(t, "shop/reviews", unknown), []string{"VirtualService shop/reviews", "spec.http[0]: it has a field"}},
-		"an infinite number":              {config.VirtualService, "shop/f", pack(t, "shop/f", endless), []string{"VirtualService shop/f", "cannot be read"}},
-		"deep nesting":                    {config.EnvoyFilter, "shop/f", pack(t, "shop/f", filter), []string{"EnvoyFilter shop/f", "spec: it is not a valid"}},
+		"a field of a later version":      {config.VirtualService, "shop/reviews", pack(t, "shop/reviews", unknown), []string{"VirtualService shop/reviews", "spec.http[0]: the document has a field"}},
+		"an infinite number":              {config.VirtualService, "shop/f", pack(t, "shop/f", endless), []string{"VirtualService shop/f", "cannot be converted"}},
+		"deep nesting":                    {config.EnvoyFilter, "shop/f", pack(t, "shop/f", filter), []string{"EnvoyFilter shop/f", "spec: the content is not a valid"}},
 		"an unknown value of an enum":     {config.PeerAuthentication, "shop/p", pack(t, "shop/p", &security.PeerAuthentication{Mtls: &security.PeerAuthentication_MutualTLS{Mode: 77}}), []string{"PeerAuthentication shop/p", "spec.mtls.mode"}},
 		"a spec of another kind":          {config.VirtualService, "shop/p", packResource(t, &mcpv1.Resource{Metadata: &mcpv1.Metadata{Name: "shop/p"}, Body: otherBody}), []string{"VirtualService shop/p", "body", "istio.networking.v1alpha3.VirtualService"}},
 		"no spec":                         {config.VirtualService, "shop/p", packResource(t, &mcpv1.Resource{Metadata: &mcpv1.Metadata{Name: "shop/p"}}), []string{"VirtualService shop/p", "body"}},
-		"another message":                 {config.VirtualService, "shop/p", otherBody, []string{"VirtualService shop/p", "its type is"}},
+		"another message":                 {config.VirtualService, "shop/p", otherBody, []string{"VirtualService shop/p", "the type of the resource is"}},
 		"a name without a namespace":      {config.VirtualService, "p", pack(t, "p", valid), []string{"metadata.name", "NAMESPACE/NAME"}},
 		"a name that is not one":          {config.VirtualService, "shop/a b", pack(t, "shop/a b", valid), []string{"metadata.name", "a b"}},
 		"two names":                       {config.VirtualService, "shop/a", pack(t, "shop/b", valid), []string{"metadata.name", "differs"}},

@@ -228,7 +228,7 @@ func (s *Source) handle(u *update) (reason string, resync bool) {
 		s.mu.Unlock()
 		reason = describeProblems(problems)
 		s.cfg.Metrics.responses.WithLabelValues(s.name, "rejected").Inc()
-		s.log.Warn("the control plane rejected documents of a configuration source; the last accepted ones stay in force", "kind", c.kind, "reason", reason)
+		s.log.Warn("the control plane rejected documents of a configuration source; the last accepted documents stay in force", "kind", c.kind, "reason", reason)
 		return reason, false
 	}
 	resync = c.accept(u, next)
@@ -270,7 +270,7 @@ func (s *Source) checkSynced() {
 	case <-s.synced:
 	default:
 		close(s.synced)
-		s.log.Info("the control plane has the documents of a configuration source", "documents", s.countDocuments())
+		s.log.Info("received all documents of a configuration source", "documents", s.countDocuments())
 	}
 }
 
@@ -292,7 +292,7 @@ func (s *Source) setDisconnected(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.connected || failure != s.failure {
-		s.log.Warn("the connection to a configuration source failed; documents that it has already sent stay in force", "error", failure)
+		s.log.Warn("the connection to a configuration source failed; documents that the source has already sent stay in force", "error", failure)
 	}
 	s.connected, s.failure = false, failure
 	s.cfg.Metrics.connected.WithLabelValues(s.name).Set(0)

@@ -75,7 +75,7 @@ func acceptLabels(claimed map[string]string, group *config.Resource) (accepted m
 			}
 			accepted[key] = value
 		default:
-			overrides = append(overrides, override{labelClaim(key, value), "the group does not allow it"})
+			overrides = append(overrides, override{labelClaim(key, value), "the group does not allow this label"})
 		}
 	}
 	return accepted, overrides

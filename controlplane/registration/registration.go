@@ -108,7 +108,7 @@ func New(cfg Config) *Registrar {
 		changed: make(chan struct{}, 1), members: map[config.Key]*member{},
 	}
 	if err := r.load(); err != nil {
-		r.cfg.Logger.Error("reading the registrations failed; workloads are registered again when they connect", "error", err)
+		r.cfg.Logger.Error("reading the registered workloads failed; workloads are registered again when they connect", "error", err)
 	}
 	return r
 }
@@ -147,13 +147,13 @@ func (r *Registrar) Connect(w Workload) (*Registration, error) {
 		m = &member{key: key, reason: "the agent has not reported the workload's health yet"}
 		r.members[key] = m
 		r.metrics.successes.Inc()
-		r.cfg.Logger.Info("workload registered", "entry", key, "group", w.Group, "address", w.Address)
+		r.cfg.Logger.Info("registered a workload", "entry", key, "group", w.Group, "address", w.Address)
 	} else {
 		r.metrics.updates.Inc()
 	}
 	if m.connections > 0 && !maps.Equal(m.Labels, w.Labels) {
-		r.cfg.Logger.Warn("two workloads are connected with the same address and different labels; the WorkloadEntry has the labels of the last one: use different addresses unless one of them is about to stop",
-			"entry", key, "address", w.Address, "labels", w.Labels, "before", m.Labels)
+		r.cfg.Logger.Warn("two workloads are connected with the same address and different labels; the WorkloadEntry has the labels of the last workload: use different addresses unless one of the two is about to stop",
+			"entry", key, "address", w.Address, "labels", w.Labels, "previousLabels", m.Labels)
 	}
 	m.Workload, m.overrides, m.expires = w, overrides, time.Time{}
 	m.connections++
@@ -305,7 +305,7 @@ func (r *Registrar) Run(ctx context.Context) error {
 
 func (r *Registrar) persist() {
 	if err := r.save(); err != nil {
-		r.cfg.Logger.Error("saving the registrations failed; a restart of the control plane would lose them", "error", err)
+		r.cfg.Logger.Error("saving the registered workloads failed; a restart of the control plane would lose the registrations", "error", err)
 	}
 }
 
@@ -321,7 +321,7 @@ func (r *Registrar) removeExpired(now time.Time) (next time.Time) {
 			delete(r.members, key)
 			r.Delete(key)
 			r.metrics.deletes.Inc()
-			r.cfg.Logger.Info("workload removed", "entry", key)
+			r.cfg.Logger.Info("removed a workload that did not reconnect", "entry", key)
 		case next.IsZero() || m.expires.Before(next):
 			next = m.expires
 		}

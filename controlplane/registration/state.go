@@ -34,17 +34,17 @@ func (r *Registrar) load() error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("registered workloads: %w", err)
+		return fmt.Errorf("opening the file of registered workloads: %w", err)
 	}
 	defer func() { _ = file.Close() }()
 	var all []savedMember
 	if err := json.NewDecoder(io.LimitReader(file, maxFile)).Decode(&all); err != nil {
-		return fmt.Errorf("registered workloads: %s: %w", r.cfg.File, err)
+		return fmt.Errorf("decoding the registered workloads in %s: %w", r.cfg.File, err)
 	}
 	leaves := time.Now().Add(r.cfg.ReconnectTimeout)
 	for _, k := range all {
 		if !k.Address.IsValid() || k.Group == "" || k.Namespace == "" {
-			return fmt.Errorf("registered workloads: %s: a workload without address, group or namespace", r.cfg.File)
+			return fmt.Errorf("decoding the registered workloads in %s: a workload has no address, group or namespace", r.cfg.File)
 		}
 		m := &member{Workload: k.Workload, key: k.key(), healthy: k.Healthy, reason: k.Reason, expires: leaves}
 		r.members[m.key] = m
@@ -66,7 +66,7 @@ func (r *Registrar) save() error {
 		return nil
 	}
 	if err := atomicfile.Write(r.cfg.File, content); err != nil {
-		return fmt.Errorf("registered workloads: %s: %w", r.cfg.File, err)
+		return fmt.Errorf("writing the registered workloads to %s: %w", r.cfg.File, err)
 	}
 	return nil
 }

@@ -54,7 +54,7 @@ func (v proxyView) grpcCluster(name string) (*xds.Resource, error) {
 	return v.s.Cache.Get(grpcClusterKey{full, v.p.Certificates}, func() (*xds.Resource, error) {
 		var cluster clusterv3.Cluster
 		if err := full.Body.UnmarshalTo(&cluster); err != nil {
-			return nil, fmt.Errorf("cluster %s: %w", name, err)
+			return nil, fmt.Errorf("decoding the cluster %s: %w", name, err)
 		}
 		return xds.NewResource(name, c.toGRPC(&cluster, v.p.Certificates))
 	})
@@ -168,7 +168,7 @@ func (v proxyView) grpcAssignment(name string) (*xds.Resource, error) {
 	return v.s.Cache.Get(grpcAssignmentKey{full}, func() (*xds.Resource, error) {
 		var assignment endpointv3.ClusterLoadAssignment
 		if err := full.Body.UnmarshalTo(&assignment); err != nil {
-			return nil, fmt.Errorf("load assignment %s: %w", name, err)
+			return nil, fmt.Errorf("decoding the load assignment %s: %w", name, err)
 		}
 		grpcEndpoints(&assignment)
 		return xds.NewResource(name, &assignment)

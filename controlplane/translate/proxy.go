@@ -183,7 +183,7 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 		"NAME": cmp.Or(m.Name, p.Name), "NAMESPACE": cmp.Or(m.Namespace, p.Namespace), "SERVICE_ACCOUNT": m.ServiceAccount, "WORKLOAD_NAME": m.Workload,
 	} {
 		if len(name) > maxMetadataName {
-			return nil, fmt.Errorf("node of %s: metadata %s has %d bytes, the limit is %d", p.Address, field, len(name), maxMetadataName)
+			return nil, fmt.Errorf("node at %s: the metadata field %s has %d bytes; at most %d are allowed", p.Address, field, len(name), maxMetadataName)
 		}
 	}
 	p.ServiceAccount, p.Labels = m.ServiceAccount, m.Labels
@@ -207,7 +207,7 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 	}
 	p.Workload = cmp.Or(m.Workload, p.Name)
 	if p.Namespace == "" {
-		return nil, fmt.Errorf("node %q: the node has no namespace: the agent must send it as NAMESPACE in the node's metadata", p.ID)
+		return nil, fmt.Errorf("node %q has no namespace: the agent must send the namespace in the node ID or in the metadata field NAMESPACE", p.ID)
 	}
 	if err := p.checkIdentity(identity); err != nil {
 		return nil, err
@@ -216,7 +216,7 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 		return nil, fmt.Errorf("node %q: %w", p.ID, err)
 	}
 	if p.PodPorts, err = parsePodPorts(m.PodPorts); err != nil {
-		return nil, fmt.Errorf("node %q: metadata POD_PORTS: %w", p.ID, err)
+		return nil, fmt.Errorf("node %q: reading the metadata field POD_PORTS: %w", p.ID, err)
 	}
 	return p, nil
 }
@@ -258,13 +258,13 @@ func readMetadata(s *structpb.Struct) (metadata, error) {
 	var m metadata
 	data, err := s.MarshalJSON()
 	if err != nil {
-		return m, fmt.Errorf("metadata: %w", err)
+		return m, fmt.Errorf("reading the node's metadata: %w", err)
 	}
 	// Fields are decoded one by one. Agents send many fields that are not used here, and an unexpected value in one of
 	// these must not cause an error.
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(data, &fields); err != nil {
-		return m, fmt.Errorf("metadata: %w", err)
+		return m, fmt.Errorf("reading the node's metadata: %w", err)
 	}
 	for name, to := range map[string]any{
 		"NAME": &m.Name, "NAMESPACE": &m.Namespace, "SERVICE_ACCOUNT": &m.ServiceAccount, "LABELS": &m.Labels,
@@ -277,7 +277,7 @@ func readMetadata(s *structpb.Struct) (metadata, error) {
 	} {
 		if raw, ok := fields[name]; ok && string(raw) != "null" {
 			if err := json.Unmarshal(raw, to); err != nil {
-				return m, fmt.Errorf("metadata %s: unexpected value %s: %w", name, raw, err)
+				return m, fmt.Errorf("the metadata field %s has the unexpected value %s: %w", name, raw, err)
 			}
 		}
 	}
@@ -296,7 +296,7 @@ func parseID(id string) (*Proxy, error) {
 	}
 	var err error
 	if p.Address, err = netip.ParseAddr(parts[1]); err != nil {
-		return nil, fmt.Errorf("node id %q: %w", id, err)
+		return nil, fmt.Errorf("node id %q: the second part is not an IP address: %w", id, err)
 	}
 	if i := strings.LastIndexByte(parts[2], '.'); i >= 0 {
 		p.Name, p.Namespace = parts[2][:i], parts[2][i+1:]
@@ -333,7 +333,7 @@ func (p *Proxy) readAddresses(m metadata) error {
 	if len(all) > 0 {
 		addr, err := netip.ParseAddr(all[0])
 		if err != nil {
-			return fmt.Errorf("metadata INSTANCE_IPS: %w", err)
+			return fmt.Errorf("reading the metadata field INSTANCE_IPS: %w", err)
 		}
 		p.Address = addr
 	}
@@ -345,7 +345,7 @@ func (p *Proxy) readAddresses(m metadata) error {
 	}
 	var err error
 	if p.Publish, err = parsePublish(m.Publish); err != nil {
-		return fmt.Errorf("metadata PUBLISH: %w", err)
+		return fmt.Errorf("reading the metadata field PUBLISH: %w", err)
 	}
 	if p.Type == Router {
 		p.Interception = Interception(m.Interception)
@@ -374,14 +374,14 @@ func (p *Proxy) readInterception(m metadata) error {
 	p.AppAddress = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	if m.AppAddress != "" {
 		if p.AppAddress, err = netip.ParseAddr(m.AppAddress); err != nil {
-			return fmt.Errorf("metadata APP_ADDRESS: %w", err)
+			return fmt.Errorf("reading the metadata field APP_ADDRESS: %w", err)
 		}
 	}
 	if p.AppAddress == p.Address {
 		return fmt.Errorf("the workload and its sidecar have the same address %s: set ISTIO_META_APP_ADDRESS to an address that only the workload uses", p.Address)
 	}
 	if p.Upstreams, err = parseUpstreams(m.Upstreams); err != nil {
-		return fmt.Errorf("metadata UPSTREAM_LISTENERS: %w", err)
+		return fmt.Errorf("reading the metadata field UPSTREAM_LISTENERS: %w", err)
 	}
 	return nil
 }
@@ -397,11 +397,11 @@ func parseUpstreams(s string) ([]Upstream, error) {
 		}
 		port, err := strconv.ParseUint(target[i+1:], 10, 16)
 		if err != nil {
-			return nil, fmt.Errorf("%q: port: %w", item, err)
+			return nil, fmt.Errorf("the port in %q is not a number from 0 to 65535", item)
 		}
 		addr, err := netip.ParseAddrPort(listen)
 		if err != nil {
-			return nil, fmt.Errorf("%q: %w", item, err)
+			return nil, fmt.Errorf("the address and port after = in %q cannot be read: %w", item, err)
 		}
 		out = append(out, Upstream{Host: target[:i], Port: uint32(port), Listen: addr})
 	}
@@ -418,11 +418,11 @@ func parsePublish(s string) (map[uint32]netip.AddrPort, error) {
 		}
 		number, err := strconv.ParseUint(port, 10, 16)
 		if err != nil {
-			return nil, fmt.Errorf("%q: port: %w", item, err)
+			return nil, fmt.Errorf("the port in %q is not a number from 0 to 65535", item)
 		}
 		addr, err := netip.ParseAddrPort(listen)
 		if err != nil {
-			return nil, fmt.Errorf("%q: %w", item, err)
+			return nil, fmt.Errorf("the address and port after = in %q cannot be read: %w", item, err)
 		}
 		out[uint32(number)] = addr
 	}

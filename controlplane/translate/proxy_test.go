@@ -44,21 +44,21 @@ func TestProxyWithOtherIdentityIsRefused(t *testing.T) {
 
 func TestParseProxyErrorsNameRemedy(t *testing.T) {
 	for want, n := range map[string]*corev3.Node{
-		"is not of the form type~address~name.namespace~domain": {Id: "envoy"},
-		"use sidecar or router":                                 {Id: "ztunnel~1.2.3.4~a.b~c"},
-		"ParseAddr":                                             {Id: "sidecar~x~a.b~c"},
-		"must send it as NAMESPACE":                             {Id: "sidecar~1.2.3.4~a~c"},
-		"set ISTIO_META_INTERCEPTION_MODE to NONE or REDIRECT":  node(t, "sidecar a.b 127.0.0.9 INTERCEPTION_MODE=TPROXY"),
-		"set ISTIO_META_APP_ADDRESS":                            node(t, "sidecar a.b 127.0.0.9 APP_ADDRESS=127.0.0.9"),
-		"metadata APP_ADDRESS":                                  node(t, "sidecar a.b 127.0.0.9 APP_ADDRESS=app"),
-		"is not of the form host:port=address:port":             node(t, "sidecar a.b 127.0.9.1 UPSTREAM_LISTENERS=mysql"),
-		"is not of the form port=address:port":                  node(t, "router a.b 127.0.0.9 PUBLISH=8080"),
-		"metadata INSTANCE_IPS":                                 node(t, "router a.b 127.0.0.9 INSTANCE_IPS=host"),
-		"metadata WORKLOAD_NAME has 254 bytes":                  node(t, "sidecar a.b 127.0.9.1 WORKLOAD_NAME="+strings.Repeat("a", 254)),
-		"metadata POD_PORTS":                                    node(t, "sidecar a.b 127.0.9.1 POD_PORTS={"),
+		"is not of the form type~address~name.namespace~domain":                      {Id: "envoy"},
+		"use sidecar or router":                                                      {Id: "ztunnel~1.2.3.4~a.b~c"},
+		"ParseAddr":                                                                  {Id: "sidecar~x~a.b~c"},
+		"must send the namespace":                                                    {Id: "sidecar~1.2.3.4~a~c"},
+		"set ISTIO_META_INTERCEPTION_MODE to NONE or REDIRECT":                       node(t, "sidecar a.b 127.0.0.9 INTERCEPTION_MODE=TPROXY"),
+		"set ISTIO_META_APP_ADDRESS":                                                 node(t, "sidecar a.b 127.0.0.9 APP_ADDRESS=127.0.0.9"),
+		"metadata field APP_ADDRESS":                                                 node(t, "sidecar a.b 127.0.0.9 APP_ADDRESS=app"),
+		"is not of the form host:port=address:port":                                  node(t, "sidecar a.b 127.0.9.1 UPSTREAM_LISTENERS=mysql"),
+		"is not of the form port=address:port":                                       node(t, "router a.b 127.0.0.9 PUBLISH=8080"),
+		"metadata field INSTANCE_IPS":                                                node(t, "router a.b 127.0.0.9 INSTANCE_IPS=host"),
+		"the metadata field WORKLOAD_NAME has 254 bytes":                             node(t, "sidecar a.b 127.0.9.1 WORKLOAD_NAME="+strings.Repeat("a", 254)),
+		"metadata field POD_PORTS":                                                   node(t, "sidecar a.b 127.0.9.1 POD_PORTS={"),
 		`the node ID contains "prod", but the metadata field NAMESPACE is "default"`: {Id: "sidecar~1.2.3.4~x.prod~d", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"NAMESPACE": structpb.NewStringValue("default")}}},
 		`the node ID contains "x", but the metadata field NAME is "y"`:               {Id: "sidecar~1.2.3.4~x.prod~d", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"NAME": structpb.NewStringValue("y")}}},
-		"metadata LABELS": {Id: "sidecar~1.2.3.4~a.b~c", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"LABELS": structpb.NewStringValue("x")}}},
+		"metadata field LABELS":                                                      {Id: "sidecar~1.2.3.4~a.b~c", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"LABELS": structpb.NewStringValue("x")}}},
 	} {
 		if _, err := translate.ParseProxy(n, ""); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: the error %v does not contain %q", n.GetId(), err, want)

@@ -162,7 +162,7 @@ func (r *deltaRequest) addName(field protowire.Number, value string) error {
 		return r.addInitialVersion(value)
 	}
 	if !utf8.ValidString(value) {
-		return fmt.Errorf("a resource name is not valid UTF-8: %q", value)
+		return fmt.Errorf("the resource name %q is not valid UTF-8", value)
 	}
 	if field == requestSubscribe {
 		r.subscribe = append(r.subscribe, value)
@@ -185,7 +185,7 @@ func (r *deltaRequest) addInitialVersion(entry string) error {
 	}
 	key, value := parseMapEntry(encoded)
 	if !utf8.Valid(key) || !utf8.Valid(value) {
-		return fmt.Errorf("a resource's name or version is not valid UTF-8: %q %q", key, value)
+		return fmt.Errorf("the resource name %q or its version %q is not valid UTF-8", key, value)
 	}
 	if r.initial == nil {
 		r.initial = map[string]string{}

@@ -216,9 +216,9 @@ func (c *connection) logConnect() (logEnd func(error)) {
 		}
 		log = log.With("unlogged", unlogged)
 	}
-	log.Info("client connected", "identity", c.peer.Identity, "address", c.peer.Address, "protocol", c.stream.protocol())
+	log.Info("a client connected", "identity", c.peer.Identity, "address", c.peer.Address, "protocol", c.stream.protocol())
 	return func(err error) {
-		c.log.Info("client disconnected", "after", time.Since(c.connected).Round(time.Millisecond), "error", err)
+		c.log.Info("a client disconnected", "duration", time.Since(c.connected).Round(time.Millisecond), "error", err)
 	}
 }
 
@@ -232,7 +232,7 @@ func (c *connection) logRefusal(err error) {
 		}
 		log = log.With("unlogged", unlogged)
 	}
-	log.Warn("stream refused", "node", c.node, "address", c.peer.Address, "identity", c.peer.Identity, "error", err)
+	log.Warn("refused a stream", "node", c.node, "address", c.peer.Address, "identity", c.peer.Identity, "error", err)
 }
 
 // ignoreClientClose returns nil if err only reports that the client closed the stream.

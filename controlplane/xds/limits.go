@@ -35,7 +35,7 @@ const (
 func (c *connection) checkNode(r *request) error {
 	size := proto.Size(r.node)
 	if size > maxNode {
-		return status.Errorf(codes.InvalidArgument, "the node has %d bytes; the limit is %d: reduce the metadata and labels that the agent sends", size, maxNode)
+		return status.Errorf(codes.InvalidArgument, "the node has %d bytes; at most %d are allowed: reduce the metadata and labels that the agent sends", size, maxNode)
 	}
 	c.nodeBytes = max(0, int64(nodeFactor*size-freePerStream))
 	if c.nodeBytes > c.quota.availableBytes() {

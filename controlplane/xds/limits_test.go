@@ -113,7 +113,7 @@ func TestTooLargeNodeIsRefusedWithTheLimit(t *testing.T) {
 	}}}})
 	err := c.awaitEnd()
 	wantCode(t, err, codes.InvalidArgument)
-	if !strings.Contains(err.Error(), "limit is 1048576") {
+	if !strings.Contains(err.Error(), "at most 1048576") {
 		t.Error(err)
 	}
 }

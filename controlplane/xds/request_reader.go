@@ -73,7 +73,7 @@ func (c *connection) readMessage(messages messageReader) (message, error) {
 	case header[0] != 0:
 		return message{}, status.Error(codes.Unimplemented, "compressed requests are not supported")
 	case size > maxRequest:
-		return message{}, status.Errorf(codes.ResourceExhausted, "the request has %d bytes; the limit is %d", size, maxRequest)
+		return message{}, status.Errorf(codes.ResourceExhausted, "the request has %d bytes; at most %d are allowed", size, maxRequest)
 	}
 	release, err := c.acquireRequest(size)
 	if err != nil {
@@ -109,7 +109,7 @@ func readFull(messages messageReader, data []byte) error {
 	for len(data) > 0 {
 		part, err := messages.Read(min(len(data), flowWindow))
 		if errors.Is(err, io.EOF) {
-			return status.Error(codes.Internal, "the stream ended within a request")
+			return status.Error(codes.Internal, "the stream ended before a request was complete")
 		}
 		if err != nil {
 			return err

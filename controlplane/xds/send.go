@@ -98,8 +98,8 @@ func (c *connection) settleResponse(sub *subscription, r *request) *sentResponse
 		c.vhds.resetRefused(b.resources)
 	}
 	c.server.metrics.rejects.WithLabelValues(shortType(sub.typeURL)).Inc()
-	c.log.Warn("client rejected configuration", "type", shortType(sub.typeURL), "resources", abbreviateNames(rejection.Resources),
-		"reason", rejection.Reason, "from", formatDocuments(rejection.From))
+	c.log.Warn("a client rejected configuration", "type", shortType(sub.typeURL), "resources", abbreviateNames(rejection.Resources),
+		"reason", rejection.Reason, "suspects", formatDocuments(rejection.From))
 	return b
 }
 

@@ -99,7 +99,7 @@ func (w deltaStream) recv(c *connection) (*request, error) {
 }
 
 func malformedError(err error) error {
-	return status.Errorf(codes.Internal, "the request cannot be read: %v", err)
+	return status.Errorf(codes.Internal, "decoding the request failed: %v", err)
 }
 
 func (w deltaStream) send(r *response) error { return w.SendMsg(&deltaResponse{r}) }

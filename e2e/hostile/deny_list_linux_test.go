@@ -107,7 +107,7 @@ func (p *plane) denyDelay(t *testing.T, edit func()) (delay time.Duration) {
 }
 
 // appliedLists matches the log's lines about deny lists in force. The group is the time.
-var appliedLists = regexp.MustCompile(`time=(\S+) level=INFO msg="deny list applied"`)
+var appliedLists = regexp.MustCompile(`time=(\S+) level=INFO msg="applied the deny list"`)
 
 // receiver is the receiving half of a stream.
 type receiver func() error
@@ -125,10 +125,10 @@ func outliveDenyList(t *testing.T) {
 	p := startPlane(t, groups, "--deny-list", list)
 	denied := p.token(t, "shop", "crawler")
 	for _, broken := range []string{"accounts: shop/crawler\n", "acounts: []\n", "accounts: [crawler]\n", "serials: [xyz]\n", "{"} {
-		before := strings.Count(p.output.String(), "the deny list is invalid")
+		before := strings.Count(p.output.String(), "reading the deny list failed")
 		write(broken)
 		testenv.Eventually(t, "the error is logged", func() error {
-			if strings.Count(p.output.String(), "the deny list is invalid") <= before {
+			if strings.Count(p.output.String(), "reading the deny list failed") <= before {
 				return fmt.Errorf("no message about %q", broken)
 			}
 			return nil

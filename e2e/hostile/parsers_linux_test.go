@@ -94,7 +94,7 @@ func documentBombs(t *testing.T) {
 	}
 	plane := startParser(t, exec.Command(testenv.Bin(t, "pilotfish"), "control-plane", "--config-dir", dir, "--state-dir", t.TempDir(),
 		"--port=-2", "--secure-port=-1", "--monitoring-port=-2", "--token-port=-2"))
-	awaitLog(t, plane.log, "control plane serves")
+	awaitLog(t, plane.log, "the control plane listens")
 	all := writeBombs(t, dir)
 	for name := range all {
 		awaitLog(t, plane.log, "level=ERROR", name)
@@ -102,7 +102,7 @@ func documentBombs(t *testing.T) {
 	if err := os.WriteFile(good, []byte(goodDocument+"---\n"+strings.Replace(goodDocument, "name: good", "name: second", 1)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	awaitLog(t, plane.log, "configuration read", "resources=2")
+	awaitLog(t, plane.log, "read the configuration", "resources=2")
 	plane.checkMemory(maxMemory)
 
 	analyze := exec.Command(testenv.Bin(t, "pilotfish"), "analyze", dir, "-o", "json", "--severity", "error")

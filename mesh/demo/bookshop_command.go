@@ -54,10 +54,10 @@ identity, and the results of upstream calls. Every service also has test paths:
 	}
 	f := c.Flags()
 	f.StringVar(&o.service, "service", "", "service of the book shop to run: "+bookshop.ServiceNames())
-	f.StringVar(&o.version, "version", "v1", "version to run; reviews v1 shows no stars, v2 black and v3 red ones")
+	f.StringVar(&o.version, "version", "v1", "version to run; reviews v1 shows no stars, v2 shows black stars, v3 red stars")
 	f.StringVar(&o.address, "address", "", "address to listen on (default: env PILOTFISH_APP_ADDRESS, or 127.0.0.1)")
 	f.StringVar(&o.port, "port", "", "port to listen on (default: env PORT, or 9080)")
-	f.StringVar(&o.proxy, "proxy", "", "HTTP proxy through which upstreams are called (default: env HTTP_PROXY)")
+	f.StringVar(&o.proxy, "proxy", "", "URL of the HTTP proxy through which upstreams are called (default: env HTTP_PROXY)")
 	f.StringVar(&o.instance, "instance", "", "name of this instance in the shop's responses (default: SERVICE-VERSION)")
 	return c
 }

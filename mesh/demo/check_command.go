@@ -63,7 +63,7 @@ func (o options) runCheck(ctx context.Context, out io.Writer) error {
 	}
 	switch {
 	case ctx.Err() != nil:
-		return errors.New("interrupted before all checks ran")
+		return errors.New("the demo was interrupted before all checks had run")
 	case failed > 0:
 		return fmt.Errorf("%d of %d checks failed; the output of all processes is in %s", failed, len(results), result.Logs)
 	}

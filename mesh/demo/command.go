@@ -64,7 +64,7 @@ Exit codes:
 		},
 	}
 	f := c.Flags()
-	f.Uint16Var(&o.port, "port", 0, "port on 127.0.0.1 for the shop (default: the port in the topology file, 8080; with --check, any free port)")
+	f.Uint16Var(&o.port, "port", 0, "port on 127.0.0.1 at which the shop is published (default: the port in the topology file, 8080; with --check, any free port)")
 	f.StringVar(&o.dir, "dir", "", "use the files in this directory, which --write created, instead of the built-in example")
 	f.StringVar(&o.write, "write", "", "write the files of the built-in example into this directory, and exit")
 	f.StringVar(&o.envoyPath, "envoy-path", "", "path of the Envoy binary (default: ENVOY_PATH, else pilotfish's cache, else envoy in PATH)")

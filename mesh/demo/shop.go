@@ -132,7 +132,7 @@ func freePort() (port uint16, err error) {
 		}
 		err = failed
 	}
-	return 0, fmt.Errorf("finding a free port from %d to %d: %w", first, last, err)
+	return 0, fmt.Errorf("finding a free port from %d to %d on 127.0.0.1: %w", first, last, err)
 }
 
 // url returns the shop's URL.
@@ -190,7 +190,7 @@ func (s *shop) stop(ctx context.Context) error {
 		select {
 		case <-s.done:
 		case <-ctx.Done():
-			return fmt.Errorf("the mesh is still running: %w", ctx.Err())
+			return fmt.Errorf("waiting until the mesh stops: %w", ctx.Err())
 		}
 	}
 	if s.folder != "" {

@@ -66,7 +66,7 @@ func (b *Bridge) Connect(n *Namespace, name string, addresses []netip.Prefix, ga
 	return n.Netlink(func(h *netlink.Handle) error {
 		link, err := h.LinkByName(name)
 		if err != nil {
-			return fmt.Errorf("finding the veth interface: %w", err)
+			return fmt.Errorf("looking up the created veth interface: %w", err)
 		}
 		if err := configureLink(h, link, addresses); err != nil {
 			return err

@@ -48,7 +48,7 @@ func (s ProcessIsolation) mountPrivate() error {
 		return fmt.Errorf("creating a mount namespace: %w", err)
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
-		return fmt.Errorf("making mounts private to a namespace: %w", err)
+		return fmt.Errorf("setting the propagation of the mounts in a mount namespace to slave: %w", err)
 	}
 	for path, file := range s.Files {
 		if err := bindMount(path, file); err != nil {
@@ -60,7 +60,7 @@ func (s ProcessIsolation) mountPrivate() error {
 			continue
 		}
 		if err := unix.Mount("none", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "size=0,mode=555"); err != nil {
-			return fmt.Errorf("hiding %s: %w", dir, err)
+			return fmt.Errorf("mounting an empty file system over %s: %w", dir, err)
 		}
 	}
 	return nil
@@ -73,7 +73,7 @@ func bindMount(path, file string) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("replacing %s: %w", path, err)
+		return fmt.Errorf("mounting a replacement of %s: %w", path, err)
 	}
 	if err := unix.Mount(file, target, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("mounting %s over %s: %w", file, target, err)

@@ -13,7 +13,7 @@ func TestMeshConfigCanBeInSeparateFile(t *testing.T) {
 	for name, c := range map[string]struct{ spec, file, want string }{
 		"read":              {"", "trustDomain: shop.example\naccessLogFile: /dev/stdout\n", ""},
 		"unknown field":     {"", "accesLogFile: /dev/stdout\n", "did you mean accessLogFile"},
-		"two trust domains": {"trustDomain: other.example, ", "trustDomain: shop.example\n", `spec.mesh.trustDomain is "shop.example"`},
+		"two trust domains": {"trustDomain: other.example, ", "trustDomain: shop.example\n", `spec.mesh.trustDomain has another value, "shop.example"`},
 		"no such file":      {"", "", "cannot be read"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -39,15 +39,15 @@ func (e *InvalidError) Error() string {
 func readTopologyFile(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("reading the topology: %w", err)
+		return nil, fmt.Errorf("reading the topology file: %w", err)
 	}
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, maxTopologySize+1))
 	if err != nil {
-		return nil, fmt.Errorf("reading the topology: %w", err)
+		return nil, fmt.Errorf("reading the topology file: %w", err)
 	}
 	if len(data) > maxTopologySize {
-		return nil, fmt.Errorf("reading the topology: %s is larger than %d bytes: check the path", path, maxTopologySize)
+		return nil, fmt.Errorf("reading the topology file: %s is larger than %d bytes: check the path", path, maxTopologySize)
 	}
 	return data, nil
 }
@@ -127,7 +127,7 @@ func rootNode(file string, data []byte) (*yaml.Node, error) {
 func syntaxError(file string, err error) error {
 	m := yamlErrorLine.FindStringSubmatch(strings.SplitN(err.Error(), "\n", 2)[0])
 	if m == nil {
-		return newInvalidError(config.Position{File: file}, "not YAML: "+err.Error(), "")
+		return newInvalidError(config.Position{File: file}, "not YAML: "+err.Error(), "check the indentation and the quotes")
 	}
 	line, _ := strconv.Atoi(m[1])
 	return newInvalidError(config.Position{File: file, Line: line}, "not YAML: "+m[2], "check the indentation and the quotes near this line")
@@ -229,7 +229,7 @@ func (t *Topology) checkFiles(doc *document) {
 	for _, ref := range t.fileRefs {
 		if _, err := os.Stat(ref.file); err != nil {
 			ref.doc = doc
-			ref.problem("create it, or fix the path, which is relative to the topology file's directory", "%s cannot be read: %v", ref.file, errors.Unwrap(err))
+			ref.problem("create the file, or fix the path, which is relative to the topology file's directory", "%s cannot be read: %v", ref.file, errors.Unwrap(err))
 		}
 	}
 }

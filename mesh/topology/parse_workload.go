@@ -51,7 +51,7 @@ func (v value) workload() *Workload {
 			}
 		},
 	})
-	v.require(present, "name", "name: and a name of its own")
+	v.require(present, "name", "name: and a unique name")
 	v.checkType(w, present)
 	if !present["sidecar"] {
 		sidecar = !w.refusesInjection()
@@ -127,7 +127,7 @@ func (v value) labels(into *map[string]string) {
 	v.stringMap(into)
 	for _, p := range v.pairs() {
 		if !labelKey.MatchString(p.name) || len(p.name) > 253 {
-			p.key.problem("", "not the name of a Kubernetes label")
+			p.key.problem("use [prefix/]name of letters, digits, dashes, underscores and dots", "not the name of a Kubernetes label")
 		}
 		if text := (*into)[p.name]; !labelValue.MatchString(text) || len(text) > 63 {
 			p.val.problem("use letters, digits, dashes, underscores and dots, 63 characters at most", "not the value of a Kubernetes label")

@@ -72,10 +72,10 @@ func (t *Topology) validate() {
 func (v value) duplicateName(w, first *Workload, name string) {
 	field := v.field("name")
 	if w.Name == first.Name {
-		field.problem("give one of them another name", "another workload with this name is defined at %s", first.At)
+		field.problem("rename one of the workloads", "another workload with this name is defined at %s", first.At)
 		return
 	}
-	field.problem("give one of them another name", "the instance name %s is also that of an instance of workload %s (%s)", name, first.Name, first.At)
+	field.problem("rename one of the workloads", "an instance of workload %[2]s (%[3]s) also has the name %[1]s", name, first.Name, first.At)
 }
 
 func (v value) validatePorts(w *Workload) {
@@ -88,7 +88,7 @@ func (v value) validatePorts(w *Workload) {
 			item.field("port").problem("list each port once", "the port is listed twice")
 		}
 		if p.Name != "" && names[p.Name] {
-			item.field("name").problem("give one of them another name", "two ports have this name")
+			item.field("name").problem("rename one of the ports", "two ports have this name")
 		}
 		if use := reservedPorts[p.Port]; use != "" {
 			item.field("port").problem("let the application listen on another port", "%s uses this port", use)
@@ -99,7 +99,7 @@ func (v value) validatePorts(w *Workload) {
 		numbers[p.Port], names[p.Name] = true, true
 	}
 	if r := w.Readiness.Port; r != 0 && !numbers[r] && whole {
-		v.field("readiness").problem("add it to ports", "the workload has no port %d", r)
+		v.field("readiness").problem("add the port to ports", "the workload has no port %d", r)
 	}
 	if w.Readiness.Path != "" && len(w.Ports) == 0 && whole {
 		v.field("readiness").problem("list the port under ports", "the workload has no port to probe")
@@ -112,12 +112,12 @@ func (v value) validateUpstreams(w *Workload) {
 	for i, u := range w.Upstreams {
 		name := u.Variable()
 		if name != upstreamPrefix && names[name] {
-			items[i].problem("give one of them another name", "two upstreams have the name %s", strings.TrimPrefix(name, upstreamPrefix))
+			items[i].problem("rename one of the upstreams", "two upstreams have the name %s", strings.TrimPrefix(name, upstreamPrefix))
 		}
 		names[name] = true
 	}
 	if len(w.Upstreams) > maxUpstreams {
-		v.field("upstreams").problem("", "%d upstreams exceed the limit of %d, for which a workload has addresses", len(w.Upstreams), maxUpstreams)
+		v.field("upstreams").problem("use fewer upstreams", "%d upstreams exceed the limit of %d, for which a workload has addresses", len(w.Upstreams), maxUpstreams)
 	}
 }
 
@@ -159,7 +159,7 @@ func (t *Topology) validatePublished() {
 			}
 			at := items[i].field("publish")
 			if first := taken[p.Publish]; first != nil {
-				at.problem("publish them at different ports", "workload %[2]s already publishes %[1]s (%[3]s)", p.Publish, first.Name, first.At)
+				at.problem("publish the two workloads at different ports", "workload %[2]s already publishes %[1]s (%[3]s)", p.Publish, first.Name, first.At)
 			}
 			if w.Replicas > 1 {
 				at.problem("use one replica, or publish a second gateway at another port", "%d replicas cannot listen on one address", w.Replicas)
@@ -172,7 +172,7 @@ func (t *Topology) validatePublished() {
 func (t *Topology) validateTrustDomain() {
 	inline := t.Mesh.GetTrustDomain()
 	if t.TrustDomain != "" && inline != "" && t.TrustDomain != inline {
-		t.spec.field("trustDomain").problem("remove one of them", "spec.mesh.trustDomain is %q", inline)
+		t.spec.field("trustDomain").problem("remove one of the two fields", "spec.mesh.trustDomain has another value, %q", inline)
 	}
 }
 

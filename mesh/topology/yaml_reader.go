@@ -114,7 +114,7 @@ func (v value) pairs() []pair {
 		return nil
 	}
 	if v.depth > maxDepth {
-		v.problem("", "the nesting is deeper than %d levels", maxDepth)
+		v.problem("use fewer levels of lists and mappings", "the nesting is deeper than %d levels", maxDepth)
 		return nil
 	}
 	seen := map[string]bool{}
@@ -123,7 +123,7 @@ func (v value) pairs() []pair {
 		name := v.node.Content[i].Value
 		p := pair{name, v.child(v.node.Content[i], v.join(name)), v.child(v.node.Content[i+1], v.join(name))}
 		if seen[name] {
-			p.key.problem("remove one of them", "the field is set twice")
+			p.key.problem("remove one of the two lines", "the field is set twice")
 			continue
 		}
 		seen[name] = true
@@ -212,7 +212,7 @@ func (v value) list() []value {
 		return nil
 	}
 	if v.depth > maxDepth {
-		v.problem("", "the nesting is deeper than %d levels", maxDepth)
+		v.problem("use fewer levels of lists and mappings", "the nesting is deeper than %d levels", maxDepth)
 		return nil
 	}
 	out := make([]value, len(v.node.Content))
@@ -226,7 +226,7 @@ func (v value) string(into *string) {
 	if v.node.Kind != yaml.ScalarNode || v.node.ShortTag() != "!!str" {
 		remedy := ""
 		if v.node.Kind == yaml.ScalarNode {
-			remedy = fmt.Sprintf("put it in quotes: %q", v.node.Value)
+			remedy = fmt.Sprintf("put the value in quotes: %q", v.node.Value)
 		}
 		v.problem(remedy, "a string is expected here, but this is %s", v.kindName())
 		return
@@ -258,11 +258,11 @@ func (v value) stringMap(into *map[string]string) {
 func (v value) integer(into *int, low, high int) {
 	n, err := strconv.Atoi(v.node.Value)
 	if v.node.Kind != yaml.ScalarNode || v.node.ShortTag() != "!!int" || err != nil {
-		v.problem("write it without quotes", "a whole number is expected here, but this is %s", v.kindName())
+		v.problem("write the number without quotes", "a whole number is expected here, but this is %s", v.kindName())
 		return
 	}
 	if n < low || n > high {
-		v.problem("", "must be from %d to %d", low, high)
+		v.problem("write a number in this range", "the number is not between %d and %d", low, high)
 		return
 	}
 	*into = n

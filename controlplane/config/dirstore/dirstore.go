@@ -108,7 +108,7 @@ func New(cfg Config) (*Store, error) {
 		lastAccepted: lastAccepted{file: cfg.LastGood},
 	}
 	if found := listPaths(cfg.Paths); found.err != nil {
-		return nil, fmt.Errorf("reading configuration: %w; name a directory or file that can be read", found.err)
+		return nil, fmt.Errorf("reading the configuration: %w; specify a directory or file that this user can read", found.err)
 	}
 	s.restore()
 	s.scan(nil)
@@ -121,7 +121,7 @@ func (s *Store) Run(ctx context.Context) error {
 	s.start()
 	watcher, err := filewatch.New()
 	if err != nil {
-		s.log.Warn("the system does not report changed files; scanning them periodically", "every", rescanUnwatched, "err", err)
+		s.log.Warn("cannot watch the configuration files for changes; scanning them periodically", "interval", rescanUnwatched, "error", err)
 		return s.poll(ctx)
 	}
 	defer watcher.Close()
@@ -139,7 +139,7 @@ func (s *Store) Run(ctx context.Context) error {
 			}
 		case err := <-watcher.Failures:
 			// The queue probably overflowed and lost events, so find the changes by a scan.
-			s.log.Debug("watching the configuration's files", "err", err)
+			s.log.Debug("watching the configuration files failed; scanning them for changes", "error", err)
 			f.scan()
 		case <-f.timer.C:
 			f.scan()

@@ -56,7 +56,7 @@ func (l *lastAccepted) load(parser config.Parser) (lost []error) {
 	case err != nil:
 		return []error{err}
 	case len(data) > config.MaxFileSize:
-		return []error{fmt.Errorf("it is larger than %d MiB", config.MaxFileSize>>20)}
+		return []error{fmt.Errorf("the file is larger than %d MiB", config.MaxFileSize>>20)}
 	}
 	return l.decode(parser, data)
 }
@@ -65,7 +65,7 @@ func (l *lastAccepted) decode(parser config.Parser, data []byte) (lost []error) 
 	l.byPath, l.byKey = map[string]map[config.Key]acceptedVersion{}, map[config.Key]acceptedVersion{}
 	var file lastAcceptedFile
 	if err := json.Unmarshal(data, &file); err != nil {
-		return []error{fmt.Errorf("it is damaged: %w", err)}
+		return []error{fmt.Errorf("the file is damaged: %w", err)}
 	}
 	for _, d := range file.Documents {
 		if err := l.restoreDocument(parser, d); err != nil {
@@ -155,7 +155,7 @@ func encodeLastAccepted(documents []retainedDocument) (data []byte, left int, er
 	for _, h := range documents {
 		text, err := config.Encode(h.resource)
 		if err != nil {
-			return nil, 0, fmt.Errorf("writing %s: %w", h.resource.Key, err)
+			return nil, 0, fmt.Errorf("encoding %s: %w", h.resource.Key, err)
 		}
 		d := lastAcceptedDocument{File: absolutePath(h.path), At: h.resource.Origin, Since: h.since, Document: text}
 		d.At.File = absolutePath(d.At.File)
@@ -185,8 +185,8 @@ func removeFile(file string) error {
 // restore loads the versions that an earlier process stored, and logs what was lost.
 func (s *Store) restore() {
 	for _, err := range s.lastAccepted.load(s.parser) {
-		s.log.Warn("the last accepted version of a refused document was lost in the restart: the document has no effect until it is fixed",
-			"file", s.lastAccepted.file, "err", err)
+		s.log.Warn("reading the last accepted version of a refused document failed after the restart; the document has no effect until it is fixed",
+			"file", s.lastAccepted.file, "error", err)
 	}
 }
 
@@ -251,7 +251,7 @@ func (s *Store) saveRetained() {
 	}
 	if failure != "" && failure != s.lastAccepted.failure {
 		s.log.Warn("cannot store the last accepted versions of refused documents; after a restart, these documents would have no effect: fix the documents, or make the file's directory writable",
-			"file", s.lastAccepted.file, "err", failure)
+			"file", s.lastAccepted.file, "error", failure)
 	}
 	if failure != "" || len(documents) > 0 { // an empty save does not prove that writing works
 		s.lastAccepted.failure = failure

@@ -104,7 +104,7 @@ func unreadableProblem(path string, err error) config.Problem {
 	}
 	return config.Problem{
 		Code: config.Unreadable, Severity: config.Error, At: config.Position{File: path}, Message: "the file cannot be read: " + cause.Error(),
-		Remedy: "make it readable; its last accepted documents stay in force",
+		Remedy: "make the file readable; its last accepted documents stay in force",
 	}
 }
 

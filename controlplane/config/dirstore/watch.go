@@ -73,7 +73,7 @@ func (f *dirWatcher) watchDirs(dirs []foundDir) (unwatched bool) {
 		}
 		f.dirs[dir.path] = dir.info
 		if err := f.watcher.Add(dir.path); err != nil {
-			f.store.log.Debug("a directory cannot be watched; scanning it periodically", "dir", dir.path, "err", err)
+			f.store.log.Debug("cannot watch a directory for changes; scanning it periodically", "directory", dir.path, "error", err)
 			f.rescanInterval = min(f.rescanInterval, rescanUnwatched)
 			unwatched = true
 		}
