@@ -214,7 +214,7 @@ func (g *connLimiter) logRefusal(port string) {
 	defer g.mu.Unlock()
 	g.log.Error("refusing connections because a limit is reached: raise the limit of open files (ulimit -n) or --max-connections",
 		"port", port, "connections", g.open, "maxConnections", g.max, "handshakes", g.handshakes.count, "maxHandshakes", g.handshakes.max,
-		"notAuthenticated", g.unauthenticated.count, "maxNotAuthenticated", g.unauthenticated.max, "maxPerNetwork", g.handshakes.maxSource, "unlogged", unlogged)
+		"notAuthenticated", g.unauthenticated.count, "maxNotAuthenticated", g.unauthenticated.max, "maxPerNetwork", g.handshakes.maxSource, "suppressedLines", unlogged)
 }
 
 // trackedConn is a connection that occupies a slot until it is closed. limiter.mu guards the fields after source.

@@ -155,7 +155,7 @@ func (s *Server) plainPort(address string) int {
 	switch {
 	case number == NoPort || isLoopback(address):
 	case number == 0:
-		s.log.Info("the port for plaintext xDS is disabled, because its address is not loopback; enable it with --port", "address", address)
+		s.log.Info("the port for plaintext xDS is disabled, because its address is not loopback; --port enables the port", "address", address)
 		return NoPort
 	default:
 		s.log.Warn("plaintext xDS is open to the network: any client can read the configuration of any namespace", "address", address)

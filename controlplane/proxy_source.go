@@ -73,7 +73,7 @@ func (s proxySource) usageFor(p *translate.Proxy) *usageHistory {
 	if p.Authenticated {
 		return s.usage
 	}
-	s.log.Info("the control plane does not store the workload's usage history, because the workload did not prove a service account: connect it to the port for xDS over TLS", "node", p.ID)
+	s.log.Info("the control plane does not store the workload's usage history, because the workload did not prove a service account: connect the workload to the port for xDS over TLS", "node", p.ID)
 	return nil
 }
 
@@ -101,7 +101,7 @@ func (s proxySource) refuseProxy(code codes.Code, peer xds.Peer, err error) erro
 	if peer.Identity == "" {
 		var unlogged int
 		unlogged, logged = s.refusals.Allow(time.Now(), refusalLogInterval)
-		log = log.With("unlogged", unlogged)
+		log = log.With("suppressedLines", unlogged)
 	}
 	if logged {
 		log.Warn("refused a proxy", "address", peer.Address, "identity", peer.Identity, "reason", err)

@@ -185,7 +185,7 @@ func (f *pushLoop) build() {
 		f.metrics.updates.WithLabelValues(string(key.Kind)).Inc()
 	}
 	f.keys.SetAddresses(next.KeyAddresses())
-	f.log.Debug("pushed the changed configuration to all connections", "changed", len(keys), "full", change.Full, "buildTime", time.Since(start))
+	f.log.Debug("pushed the changed configuration to all connections", "changedDocuments", len(keys), "fullPush", change.Full, "buildTime", time.Since(start))
 	f.analysis.schedule()
 }
 

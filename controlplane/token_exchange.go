@@ -96,7 +96,7 @@ func (e *tokenExchange) exchangeToken(ctx context.Context, r sts.Request) (sts.T
 	workload, err := e.authority.IdentifyToken(ctx, string(r.Subject))
 	if err != nil {
 		if unlogged, ok := e.refusals.Allow(time.Now(), refusalLogInterval); ok {
-			e.log.Warn("refused a token exchange: the caller is not authenticated", "reason", err, "unlogged", unlogged)
+			e.log.Warn("refused a token exchange: the caller is not authenticated", "reason", err, "suppressedLines", unlogged)
 		}
 		return sts.Token{}, exchangeError(sts.CodeInvalidRequest, fmt.Errorf("subject_token: %w", err))
 	}

@@ -43,7 +43,7 @@ type usageHistory struct {
 func openUsageHistory(path string, now func() time.Time, log *slog.Logger) *usageHistory {
 	l := &usageHistory{
 		now:       now,
-		file:      newStateFile(path, "the usage history of workloads cannot be written: after a restart they request their resources on demand again", log),
+		file:      newStateFile(path, "writing the usage history of workloads failed; after a restart, workloads request their resources on demand again", log),
 		workloads: map[string]map[string]time.Time{},
 	}
 	data, err := os.ReadFile(path)
@@ -51,7 +51,7 @@ func openUsageHistory(path string, now func() time.Time, log *slog.Logger) *usag
 		err = json.Unmarshal(data, &l.workloads)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		log.Warn("the usage history of workloads cannot be read: they request their resources on demand again", "file", path, "error", err)
+		log.Warn("reading the usage history of workloads failed; workloads request their resources on demand again", "file", path, "error", err)
 		l.workloads = nil
 	}
 	if l.workloads == nil {

@@ -31,5 +31,5 @@ func (w *withheldSecretLog) logChanges(s *snapshot.Snapshot, p *translate.Proxy)
 	}
 	w.logger.Warn("a proxy connects as a gateway, but its service account may not read the gateway's Secrets",
 		"node", p.ID, "account", p.Namespace+"/"+p.ServiceAccount, "secrets", names,
-		"remedy", "if it is the gateway, name its account in the annotation "+config.AccountsAnnotation+" of the Secrets, or add a WorkloadEntry with the gateway's labels and account")
+		"remedy", "if the proxy is the gateway, list its account in the annotation "+config.AccountsAnnotation+" of the Secrets, or add a WorkloadEntry with the gateway's labels and account")
 }

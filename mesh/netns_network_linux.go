@@ -45,7 +45,7 @@ func tryCapture() error {
 	}
 	l, err := n.Listen("tcp", "127.0.0.1:53")
 	if err != nil {
-		return err
+		return fmt.Errorf("listening on a privileged port in a network namespace: %w", err)
 	}
 	_ = l.Close()
 	netns.OnThread(func() { // every process of a mesh with redirection needs this operation

@@ -334,7 +334,7 @@ func TestDaemonSetDeletionUninstallsPlugin(t *testing.T) {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, "the agent's look at its daemon set", func() error {
-		if !strings.Contains(h.log.String(), "found this agent's daemon set") {
+		if !strings.Contains(h.log.String(), "found this agent's DaemonSet") {
 			return errors.New("not yet")
 		}
 		return nil

@@ -48,7 +48,7 @@ func TestIstiosChartStartsTheAgentByItsName(t *testing.T) {
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	h.ready()
 	testenv.Eventually(t, "the daemon set is found", func() error {
-		if !strings.Contains(h.log.String(), "found this agent's daemon set") {
+		if !strings.Contains(h.log.String(), "found this agent's DaemonSet") {
 			return os.ErrNotExist
 		}
 		return nil

@@ -41,7 +41,7 @@ func (u *untainter) run(ctx context.Context) error {
 				wait = backoff.Next()
 				if ctx.Err() == nil && logged != err.Error() {
 					logged = err.Error()
-					u.logger.Warn("removing the node's taint failed; pods that do not tolerate it are not scheduled here", "taint", u.taint, "error", err,
+					u.logger.Warn("removing the node's taint failed; pods that do not tolerate the taint are not scheduled on this node", "taint", u.taint, "error", err,
 						"remedy", "give the service account the rights to get and patch nodes, as examples/cni/untaint.yaml does; kubectl taint nodes "+u.node+" "+u.taint+"- removes it manually")
 				}
 			} else {

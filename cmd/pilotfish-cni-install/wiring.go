@@ -198,7 +198,7 @@ func (a *nodeAgent) waitForOwner(ctx context.Context) {
 		gone, err := a.api.DaemonSetGone(ctx, s.podNamespace, s.daemonSet)
 		if err == nil && !gone {
 			a.ownerFound.Store(true)
-			a.logger.Debug("found this agent's daemon set", "daemonset", s.daemonSet)
+			a.logger.Debug("found this agent's DaemonSet", "daemonset", s.daemonSet)
 			return
 		}
 		if err == nil {
@@ -206,7 +206,7 @@ func (a *nodeAgent) waitForOwner(ctx context.Context) {
 		}
 		if ctx.Err() == nil && logged != err.Error() {
 			logged = err.Error()
-			a.logger.Warn("the agent's DaemonSet was not found; until it is found, the agent leaves the plugin installed when it exits", "error", err)
+			a.logger.Warn("the agent's DaemonSet was not found; if the agent exits before the DaemonSet is found, the plugin stays installed", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -230,7 +230,7 @@ func (a *nodeAgent) finish(ctx context.Context) error {
 	switch {
 	case err != nil:
 		a.logger.Warn("cannot look up the agent's DaemonSet; the plugin stays installed, so that no pod starts without redirection",
-			"error", err, "remedy", "to remove it, run pilotfish-cni-install uninstall on the node")
+			"error", err, "remedy", "to remove the plugin, run pilotfish-cni-install uninstall on the node")
 		return nil
 	case !gone:
 		a.logger.Info("the plugin stays installed, because the agent's DaemonSet still exists", "daemonset", s.daemonSet)

@@ -228,7 +228,7 @@ func (a *Authority) warnOfExpiry() {
 	if left > expiryWarning || now.Unix()-last < int64((24*time.Hour).Seconds()) || !a.warned.CompareAndSwap(last, now.Unix()) {
 		return
 	}
-	a.log.Warn("the mesh's root certificate expires soon; all certificates of the mesh expire no later",
-		"notAfter", a.RootNotAfter(), "left", left.Round(time.Hour), "location", a.location(),
+	a.log.Warn("the mesh's root certificate expires soon; all certificates of the mesh expire with it or earlier",
+		"notAfter", a.RootNotAfter(), "remaining", left.Round(time.Hour), "location", a.location(),
 		"remedy", a.expiryRemedy())
 }

@@ -35,8 +35,8 @@ func (a *Authority) authenticateCaller(ctx context.Context) (caller Identity, pr
 		reason := status.Convert(err).Message()
 		a.metrics.unauthenticated.Inc()
 		if unlogged, ok := a.refusals.Allow(a.now(), refusalLogInterval); ok {
-			a.opts.Audit.Warn("refused", "identity", "", "address", peerAddress(ctx), "reason", reason, "unlogged", unlogged)
-			a.log.Warn("refused a certificate request: the client is not authenticated", "address", peerAddress(ctx), "reason", reason, "unlogged", unlogged)
+			a.opts.Audit.Warn("refused", "identity", "", "address", peerAddress(ctx), "reason", reason, "suppressedLines", unlogged)
+			a.log.Warn("refused a certificate request: the client is not authenticated", "address", peerAddress(ctx), "reason", reason, "suppressedLines", unlogged)
 		}
 	}
 	return caller, proof, err
@@ -57,11 +57,11 @@ func (a *Authority) answerCall(
 	if name := foreignName(csr, caller); name != "" {
 		a.metrics.otherIdentity.Inc()
 		a.logRefused(peerAddress(ctx), caller.SPIFFEID(), "requested "+name)
-		log.Warn("refused a certificate request: the client requested another identity", "requested", name)
+		log.Warn("refused a certificate request: the client requested another identity", "requestedIdentity", name)
 		return nil, status.Errorf(codes.PermissionDenied, "the client is %s and cannot obtain a certificate for %q: request only the client's own SPIFFE ID", caller, name)
 	}
 	if life := seconds(req.GetValidityDuration()); life > a.opts.MaxTTL {
-		log.Info("issued a certificate with a shorter lifetime than requested: raise --max-workload-cert-ttl to allow longer lifetimes", "requested", life, "max", a.opts.MaxTTL)
+		log.Info("issued a certificate with a shorter lifetime than requested: raise --max-workload-cert-ttl to allow longer lifetimes", "requestedLifetime", life, "issuedLifetime", a.opts.MaxTTL)
 	}
 	return a.signFor(ctx, caller, proof, csr, seconds(req.GetValidityDuration()), log)
 }

@@ -167,14 +167,14 @@ func (a *Authority) Run(ctx context.Context, interval time.Duration, changed fun
 		m, reloaded, err := a.reload()
 		if reloaded { // another process, or a user, changed the material
 			by := a.signing()
-			a.log.Info("reloaded the certificate authority because its stored material changed", "location", a.location(), "signs", by.issuer.cert.Subject.String(),
+			a.log.Info("reloaded the certificate authority because its stored material changed", "location", a.location(), "signingCA", by.issuer.cert.Subject.String(),
 				"serial", by.issuer.cert.SerialNumber.Text(16), "notAfter", by.notAfter(), "roots", len(by.roots))
 		}
 		if err == nil && a.opts.PlugIn == nil && a.opts.RotateBefore > 0 {
 			reloaded, err = a.rotateWhenDue(m, reloaded)
 		}
 		if err != nil && err.Error() != lastError {
-			a.log.Error("reloading the certificate authority failed; the previous one stays in use", "error", err)
+			a.log.Error("reloading the certificate authority failed; the previously loaded root and key stay in use", "error", err)
 		}
 		lastError = ""
 		if err != nil {

@@ -180,7 +180,7 @@ func TestRequestForAnotherIdentityIsRefusedAndLogged(t *testing.T) {
 		Csr: newCSR(t, newKey(t), "spiffe://cluster.local/ns/shop/sa/admin")})
 	wantStatus(t, err, codes.PermissionDenied, "spiffe://cluster.local/ns/shop/sa/reviews", "spiffe://cluster.local/ns/shop/sa/admin")
 	for _, part := range []string{
-		"level=WARN", "caller=spiffe://cluster.local/ns/shop/sa/reviews", "requested=spiffe://cluster.local/ns/shop/sa/admin", "address=127.0.0.1:",
+		"level=WARN", "caller=spiffe://cluster.local/ns/shop/sa/reviews", "requestedIdentity=spiffe://cluster.local/ns/shop/sa/admin", "address=127.0.0.1:",
 	} {
 		if !strings.Contains(s.book.String(), part) {
 			t.Errorf("the log does not contain %q: %s", part, s.book.String())
@@ -417,7 +417,7 @@ func TestRefusalsOfUnauthenticatedCallersAreLoggedOncePerInterval(t *testing.T) 
 	}
 	now.advance(refusalLogInterval)
 	call(1)
-	if n := strings.Count(s.book.String(), line); n != 2 || !strings.Contains(s.book.String(), "unlogged=9") {
+	if n := strings.Count(s.book.String(), line); n != 2 || !strings.Contains(s.book.String(), "suppressedLines=9") {
 		t.Errorf("%d lines after the interval, want 2 and a count of 9:\n%s", n, s.book)
 	}
 	if n := testutil.ToFloat64(s.metrics.unauthenticated); n != 11 {

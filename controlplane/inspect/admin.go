@@ -26,18 +26,21 @@ type Admin struct {
 func (a *Admin) call(ctx context.Context, method, page string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, a.Base+"/"+page, nil)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("the address of Envoy's admin interface, %s, is not valid: %w", a.Base, unwrapURLError(err))
 	}
 	answer, err := a.HTTP.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("querying Envoy: %w", unwrapURLError(err))
+		return nil, fmt.Errorf("querying Envoy's admin interface: %w", unwrapURLError(err))
 	}
 	defer answer.Body.Close()
 	data, err := io.ReadAll(io.LimitReader(answer.Body, maxResponseSize))
-	if err == nil && answer.StatusCode != http.StatusOK {
-		err = fmt.Errorf("Envoy reports: %s", strings.TrimSpace(string(data)))
+	if err != nil {
+		return nil, fmt.Errorf("reading the response of Envoy's admin interface: %w", err)
 	}
-	return data, err
+	if answer.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("Envoy's admin interface reports: %s", strings.TrimSpace(string(data)))
+	}
+	return data, nil
 }
 
 func (a *Admin) dump(ctx context.Context, query string) ([]tree, error) {

@@ -39,7 +39,7 @@ func (c *Client) call(ctx context.Context, method, path string, body, into any) 
 	}
 	req, err := http.NewRequestWithContext(ctx, method, c.Base+path, payload)
 	if err != nil {
-		return err
+		return fmt.Errorf("the address of the control plane, %s, is not valid: %w", c.Base, unwrapURLError(err))
 	}
 	answer, err := c.HTTP.Do(req)
 	if err != nil {
@@ -135,9 +135,9 @@ func Find(clients []xds.ClientStatus, query string) (xds.ClientStatus, error) {
 		}
 	}
 	if len(clients) == 0 {
-		return xds.ClientStatus{}, fmt.Errorf("no proxy %q: no proxy is connected", query)
+		return xds.ClientStatus{}, fmt.Errorf("proxy %q is not connected, and no other proxy is connected to the control plane", query)
 	}
-	return xds.ClientStatus{}, fmt.Errorf("no proxy %q is connected; connected proxies: %s", query, clientNames(clients))
+	return xds.ClientStatus{}, fmt.Errorf("proxy %q is not connected; connected proxies: %s", query, clientNames(clients))
 }
 
 func clientNames(clients []xds.ClientStatus) string {

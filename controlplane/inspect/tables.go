@@ -131,7 +131,7 @@ func healthColour(state string) terminal.Colour {
 }
 
 func routes(f terminal.Format, configurations, apart []tree) *terminal.Table {
-	table := f.NewTable("ROUTE", "VIRTUAL HOST", "DOMAINS", "MATCH", "GOES TO").SetOptional("VIRTUAL HOST")
+	table := f.NewTable("ROUTE", "VIRTUAL HOST", "DOMAINS", "MATCH", "TARGET").SetOptional("VIRTUAL HOST")
 	for _, c := range configurations {
 		hosts := c.lookup("virtualHosts").list()
 		for _, h := range apart {
@@ -261,7 +261,7 @@ func target(r tree) string {
 }
 
 func listeners(f terminal.Format, list []tree) *terminal.Table {
-	table := f.NewTable("LISTENER", "ADDRESS", "MATCH", "GOES TO")
+	table := f.NewTable("LISTENER", "ADDRESS", "MATCH", "TARGET")
 	for _, l := range list {
 		chains := l.lookup("filterChains").list()
 		if d := l.lookup("defaultFilterChain"); d.v != nil {

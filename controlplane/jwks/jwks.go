@@ -119,7 +119,7 @@ func (f *Fetcher) setWanted(addresses []string) (changed bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(addresses) > maxAddresses {
-		f.log.Error("too many key URLs of token issuers; the control plane does not fetch the last ones", "addresses", len(addresses), "limit", maxAddresses)
+		f.log.Error("too many key URLs of token issuers; the control plane does not fetch the URLs above the limit", "addresses", len(addresses), "limit", maxAddresses)
 		addresses = addresses[:maxAddresses]
 	}
 	news := false

@@ -214,7 +214,7 @@ func (c *connection) logConnect() (logEnd func(error)) {
 		if !ok {
 			return func(error) {}
 		}
-		log = log.With("unlogged", unlogged)
+		log = log.With("suppressedLines", unlogged)
 	}
 	log.Info("a client connected", "identity", c.peer.Identity, "address", c.peer.Address, "protocol", c.stream.protocol())
 	return func(err error) {
@@ -230,7 +230,7 @@ func (c *connection) logRefusal(err error) {
 		if !ok {
 			return
 		}
-		log = log.With("unlogged", unlogged)
+		log = log.With("suppressedLines", unlogged)
 	}
 	log.Warn("refused a stream", "node", c.node, "address", c.peer.Address, "identity", c.peer.Identity, "error", err)
 }

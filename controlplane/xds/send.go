@@ -127,7 +127,7 @@ func (c *connection) attributeNACK(typeURL string, r *Rejection, lastACK time.Ti
 	}
 	defer func() {
 		if p := recover(); p != nil {
-			c.log.Error("attributing a NACK to documents failed", "panic", p)
+			c.log.Error("finding the documents that caused a NACK failed", "panic", p)
 		}
 	}()
 	return c.hooks.AttributeNACK(c.state, typeURL, r.Resources, r.Reason, lastACK)

@@ -52,7 +52,7 @@ func (c *connection) disableVHDS() error {
 	if c.hooks.DisableVHDS == nil || !c.hooks.DisableVHDS() {
 		return nil
 	}
-	c.log.Info("the client may have had route configurations with inline virtual hosts: VHDS is disabled until its Envoy is restarted")
+	c.log.Info("the client may have had route configurations with inline virtual hosts, so the control plane does not use VHDS for this client until its Envoy restarts")
 	c.mu.Lock()
 	c.vhdsDisabled, c.vhds = true, newVHDSState()
 	delete(c.subs, VirtualHostType)

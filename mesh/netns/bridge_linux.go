@@ -37,7 +37,7 @@ func NewBridge(addresses ...netip.Prefix) (*Bridge, error) {
 		}
 		var err error
 		if b.link, err = h.LinkByName(bridgeName); err != nil {
-			return err
+			return fmt.Errorf("looking up the created bridge: %w", err)
 		}
 		return configureLink(h, b.link, addresses)
 	})

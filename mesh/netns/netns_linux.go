@@ -43,7 +43,7 @@ func (n *Namespace) create() (err error) {
 func loopbackUp(h *netlink.Handle) error {
 	lo, err := h.LinkByName("lo")
 	if err != nil {
-		return err
+		return fmt.Errorf("looking up the interface lo: %w", err)
 	}
 	return h.LinkSetUp(lo)
 }

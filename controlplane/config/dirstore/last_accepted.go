@@ -185,7 +185,7 @@ func removeFile(file string) error {
 // restore loads the versions that an earlier process stored, and logs what was lost.
 func (s *Store) restore() {
 	for _, err := range s.lastAccepted.load(s.parser) {
-		s.log.Warn("reading the last accepted version of a refused document failed after the restart; the document has no effect until it is fixed",
+		s.log.Warn("reading the last accepted version of a refused document failed after the restart; the refused document has no effect until its error is fixed",
 			"file", s.lastAccepted.file, "error", err)
 	}
 }

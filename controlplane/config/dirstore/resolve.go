@@ -33,7 +33,7 @@ func (s *Store) resolveDocuments(now time.Time) {
 	slices.SortFunc(del, config.CompareKeys)
 	s.updateReport(affected)
 	if changed := s.apply(put, del); len(changed) > 0 {
-		s.log.Info("read the configuration", "changed", len(changed), "resources", len(s.inForce), "problems", s.report.count)
+		s.log.Info("read the configuration", "changedResources", len(changed), "resources", len(s.inForce), "problems", s.report.count)
 	}
 }
 
