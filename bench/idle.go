@@ -106,7 +106,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 func weigh(when string, pid int) error {
 	m, err := memoryOf(pid)
 	if err == nil {
-		fmt.Printf("  %-47s %6.1f MiB, of which its own %5.1f\n", when, m.all, m.own)
+		fmt.Printf("  %-47s %6.1f MiB, of which anonymous %5.1f\n", when, m.all, m.own)
 	}
 	return err
 }

@@ -119,7 +119,7 @@ func processIn(program, dir string) (int, error) {
 			return strconv.Atoi(filepath.Base(p))
 		}
 	}
-	return 0, fmt.Errorf("no process runs %s in %s", program, dir)
+	return 0, fmt.Errorf("no process runs the program %s in the directory %s", program, dir)
 }
 
 // meter runs all loads with or without metrics. It checks that the metrics counted the requests, or did not count them.

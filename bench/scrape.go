@@ -84,7 +84,7 @@ func (b *bench) weighScrapes(ctx context.Context, pid int, encoding string) erro
 		}
 	}
 	peak := stop()
-	fmt.Printf("  %-47s %6.1f MiB, of which its own %5.1f\n", "maximum during the scrapes", peak.all, peak.own)
+	fmt.Printf("  %-47s %6.1f MiB, of which anonymous %5.1f\n", "maximum during the scrapes", peak.all, peak.own)
 	if err := weigh("immediately after them", pid); err != nil {
 		return err
 	}

@@ -102,7 +102,7 @@ Exit codes:
 	flags.DurationVar(&cfg.Keys.Refresh, "jwks-refresh", 20*time.Minute, "interval at which the control plane fetches the keys of token issuers again")
 	flags.StringVar(&cfg.Keys.RootsFile, "jwks-root-cert", "", "PEM file of root certificates that the control plane trusts, in addition to the system's, when it fetches keys of token issuers")
 	flags.StringVar(&blockedKeyNetworks, "jwks-blocked-cidrs", os.Getenv(BlockedKeyNetworksVariable), "comma-separated networks from which the control plane does not fetch keys of token issuers, in addition to link-local and metadata addresses (default: "+BlockedKeyNetworksVariable+")")
-	flags.BoolVar(&cfg.Keys.AllowLoopback, "jwks-allow-loopback", false, "fetch keys of token issuers from loopback addresses even if --address serves other machines")
+	flags.BoolVar(&cfg.Keys.AllowLoopback, "jwks-allow-loopback", false, "fetch keys of token issuers also from loopback addresses, even if --address is not loopback")
 	flags.BoolVar(&cfg.Keys.ByProxy, "jwks-by-proxy", false, "let proxies fetch the keys of token issuers that are services of the mesh")
 	flags.TextVar(&cfg.VirtualAddresses, "virtual-addresses", netip.Prefix{}, "IPv4 `network`, such as 240.240.0.0/16, from which services without an address receive a virtual address")
 	flags.DurationVar(&cfg.Debounce.After, "debounce-after", 10*time.Millisecond, "time without further changes after which changes are pushed to proxies")

@@ -85,6 +85,6 @@ type refusalLog struct{ limit loglimit.Limiter }
 
 func (l *refusalLog) log(logger *slog.Logger, r *http.Request, err error) {
 	if unlogged, ok := l.limit.Allow(time.Now(), refusalInterval); ok {
-		logger.Warn("request rejected", "method", r.Method, "path", r.URL.Path, "client", r.RemoteAddr, "error", err, "unlogged", unlogged)
+		logger.Warn("request rejected", "method", r.Method, "path", r.URL.Path, "client", r.RemoteAddr, "error", err, "suppressedLines", unlogged)
 	}
 }

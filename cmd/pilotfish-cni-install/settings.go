@@ -76,7 +76,7 @@ func (s *settings) register(f *pflag.FlagSet) {
 
 func (s *settings) registerInstall(f *pflag.FlagSet) {
 	f.StringVar(&s.binaryDir, "cni-bin-source-dir", "/opt/cni/bin", "directory in this image with the binaries of the plugin and its tombstone")
-	f.StringSliceVar(&s.binDirs, "mounted-cni-bin-dir", []string{"/host/opt/cni/bin"}, "mount points of the node's directories for CNI plugins")
+	f.StringSliceVar(&s.binDirs, "mounted-cni-bin-dir", []string{"/host/opt/cni/bin"}, "comma-separated mount points of the node's directories for CNI plugins")
 	f.StringVar(&s.confDir, "mounted-cni-net-dir", "/host/etc/cni/net.d", "mount point of the node's directory for CNI configurations")
 	f.StringVar(&s.resultsDir, "mounted-cni-results-dir", "/host/var/lib/cni/results", "mount point of the node's directory for libcni's results")
 	f.StringVar(&s.confName, "cni-conf-name", "", "file name of the CNI configuration that is changed (default: the first file in the directory)")
@@ -92,7 +92,7 @@ func (s *settings) registerInstall(f *pflag.FlagSet) {
 func (s *settings) registerPlugin(f *pflag.FlagSet) {
 	f.StringVar(&s.runDir, "cni-agent-run-dir", agentapi.DefaultRunDir, "directory of the agent's socket and the plugin's kubeconfig; its path must be the same on the node and in this container")
 	f.StringVar(&s.pluginLogFile, "cni-log-file", "", "file on the node to which the plugin logs, with a limited size (default: none)")
-	f.StringSliceVar(&s.excludeNamespaces, "exclude-namespaces", []string{"kube-system"}, "namespaces whose pods are never redirected")
+	f.StringSliceVar(&s.excludeNamespaces, "exclude-namespaces", []string{"kube-system"}, "comma-separated namespaces; the traffic of their pods is never redirected")
 	f.Uint16Var(&s.proxyPort, "proxy-listen-port", 0, "port of Envoy for outbound traffic (proxyListenPort); 0: 15001")
 	f.Uint16Var(&s.inboundPort, "proxy-inbound-listen-port", 0, "port of Envoy for inbound traffic (proxyInboundListenPort); 0: 15006")
 	f.Uint16Var(&s.tunnel, "inbound-tunnel-port", 0, "port of Envoy for HBONE; 0: 15008")

@@ -21,8 +21,8 @@ type credentials struct{ tokenFile, cert, key, rootCert string }
 
 func (c *credentials) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&c.tokenFile, "token-file", "", "with --control-plane: file with a token from pilotfish token; it is sent over HTTPS to port 15016")
-	f.StringVar(&c.cert, "cert", "", "with --control-plane: PEM file with a client certificate of the mesh")
+	f.StringVar(&c.tokenFile, "token-file", "", "with --control-plane: file with a token that 'pilotfish token' issued, which authenticates this command at port 15016")
+	f.StringVar(&c.cert, "cert", "", "with --control-plane: PEM file with a certificate of the mesh, which authenticates this command")
 	f.StringVar(&c.key, "key", "", "PEM file with the private key of the certificate of --cert")
 	f.StringVar(&c.rootCert, "root-cert", "", "PEM file with the root certificates that verify the control plane (default: the system's)")
 	usage.SetTogether(cmd, "cert", "key")

@@ -264,7 +264,7 @@ that --proxy describes.
 
 Exit codes:
   0  success
-  1  a failure; with --exit-code also if something would change
+  1  the comparison failed; with --exit-code also if something would change
   2  wrong flags, no mesh is running, or a file cannot be read`,
 		Example: `  pilotfish diff ./config.new
   pilotfish diff ./config.new -o json

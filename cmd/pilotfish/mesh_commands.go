@@ -27,7 +27,7 @@ type whichMesh struct {
 
 func (w *whichMesh) flags(c *cobra.Command) {
 	c.Flags().StringVar(&w.name, "name", "", "name of the mesh; required if several meshes are running")
-	c.Flags().StringVarP(&w.file, "file", "f", "", "select the mesh of this topology file")
+	c.Flags().StringVarP(&w.file, "file", "f", "", "topology file of the mesh, instead of --name")
 	runtimeDirFlag(c, &w.runtimeDir)
 	_ = c.RegisterFlagCompletionFunc("name", w.completeMeshes) // the flag exists
 	usage.SetExclusive(c, "name", "file")

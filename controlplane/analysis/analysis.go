@@ -98,7 +98,7 @@ type Finding struct {
 // Analyze validates the documents and returns a report. It fails if files cannot be read.
 func Analyze(cfg Config) (*Report, error) {
 	if len(cfg.Paths) == 0 {
-		return nil, errors.New("nothing to analyze: specify directories or files, or - for stdin")
+		return nil, errors.New("nothing to analyze: specify directories or files, or - for standard input")
 	}
 	r := &reader{cfg: cfg}
 	if err := r.readPaths(); err != nil {
@@ -149,7 +149,7 @@ func (r *reader) readStdin() error {
 	}
 	text, err := io.ReadAll(io.LimitReader(r.cfg.Stdin, config.MaxFileSize+1))
 	if err != nil {
-		return fmt.Errorf("reading stdin: %w", err)
+		return fmt.Errorf("reading standard input: %w", err)
 	}
 	resources, problems := config.Parser{DefaultNamespace: r.cfg.DefaultNamespace, Check: envoyfilter.Check, OnInvalidPolicy: r.cfg.OnInvalidPolicy}.Parse("-", text)
 	store := config.NewMemoryStore()

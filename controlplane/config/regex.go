@@ -44,7 +44,7 @@ func checkEscapes(expr string) error {
 			hex, err := strconv.ParseUint("0"+m[1], 16, 64)
 			octal, _ := strconv.ParseUint("0"+m[2], 8, 64)
 			if err != nil || max(hex, octal) > 0xff {
-				return fmt.Errorf("%s is beyond \\xff, and newer proxies compare bytes: write the letter itself", m[0])
+				return fmt.Errorf("%s is above \\xff, but newer proxies compare single bytes: write the character itself", m[0])
 			}
 		}
 		i++ // skip the escaped character

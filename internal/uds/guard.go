@@ -65,5 +65,5 @@ func (g *Guard) logRefusal(peer Peer) {
 	}
 	g.Logger.Warn("rejected a request on the agent's socket, because it lacks the secret of the agent's Envoy; "+
 		"if the process is Envoy, an endpoint in its configuration leads to this socket: remove that endpoint",
-		"pid", peer.PID, "uid", peer.UID, "unlogged", unlogged)
+		"pid", peer.PID, "uid", peer.UID, "suppressedLines", unlogged)
 }
