@@ -18,7 +18,7 @@ func (c *snapshotCheck) checkPolicy(p snapshot.Policy) {
 		for j, when := range rule.GetWhen() {
 			if !snapshot.IsKnownCondition(when.GetKey()) {
 				c.reportNoEffect(p.Resource, fmt.Sprintf("spec.rules[%d].when[%d].key", i, j), when.GetKey(),
-					"the condition is not supported: an ALLOW rule with it never matches, and a DENY rule ignores it",
+					"the condition is not supported: an ALLOW rule with this condition never matches, and a DENY rule ignores the condition",
 					"use an attribute of Istio's AuthorizationPolicy conditions")
 			}
 		}

@@ -228,7 +228,7 @@ func (m *sizeChecker) checkUniqueKeys(n *yaml.Node) {
 		}
 		if before := first[key.Value]; before != nil {
 			// This does not stop the check: the rest of the document can still be read and reported.
-			m.d.refuse(key, key.Value, "", fmt.Sprintf("duplicate field; first at line %d", before.Line+m.d.offset), "keep one of the two")
+			m.d.refuse(key, key.Value, "", fmt.Sprintf("duplicate field; first at line %d", before.Line+m.d.offset), "remove one of the two")
 			continue
 		}
 		first[key.Value] = key

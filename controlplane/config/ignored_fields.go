@@ -17,7 +17,7 @@ type ignoredField struct {
 	started bool
 }
 
-const noSubstitute = "remove it, or keep it for a mesh that supports it"
+const noSubstitute = "remove the field, unless another mesh uses the document"
 
 // ignoredFields are the fields of Istio's API that are read and have no effect in this version. A document that sets
 // one is in force, with a warning for the field, unless the field is unsafe. Fields whose effect depends on their value

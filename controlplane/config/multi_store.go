@@ -93,8 +93,8 @@ func (j *MultiStore) Problems() []Problem {
 				At:       h.loser.Origin,
 				Field:    "metadata.name",
 				Value:    h.loser.Name,
-				Message:  fmt.Sprintf("another source has a %s of this name, at %s, which is the one in force", h.loser.Kind, h.winner.Origin),
-				Remedy:   "rename one of the two, or remove it",
+				Message:  fmt.Sprintf("another source has a %s of this name, at %s, which is in force instead of this document", h.loser.Kind, h.winner.Origin),
+				Remedy:   "rename or remove one of the two",
 			})
 		}
 	}

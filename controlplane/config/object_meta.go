@@ -167,7 +167,7 @@ func (d *document) lookupKind(h objectHeader) (info kindInfo, ok bool) {
 		d.reportAs(KindNoEffect, Info, d.origin, "", "", fmt.Sprintf("%s was read and has no effect here", h.kind), noRemedyNeeded)
 	case isUnsupported(h.group, h.kind):
 		d.inert = true
-		d.reportAs(KindNoEffect, Warning, d.origin, "kind", h.kind, fmt.Sprintf("%s of %s is not supported in this version: it has no effect", h.kind, h.group), "keep it for a mesh that supports it, or remove it")
+		d.reportAs(KindNoEffect, Warning, d.origin, "kind", h.kind, fmt.Sprintf("%s of %s is not supported in this version: it has no effect", h.kind, h.group), "remove the document, unless another mesh uses the document")
 	case known && (isMeshGroup(h.group) || isMisspelledGroup(h.group)):
 		d.refuseAs(NoSuchKind, d.fieldPosition("apiVersion"), "apiVersion", h.apiVersion, "no known API for a "+h.kind, "one of: "+strings.Join(d.key.Kind.APIVersions(), ", "))
 	case isMeshGroup(h.group):

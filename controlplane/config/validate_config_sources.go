@@ -85,7 +85,7 @@ func checkSourceTLS(t *networking.ClientTLSSettings) (field string, err error) {
 	case t.GetCredentialName() != "":
 		return "credentialName", errors.New("not supported for a configuration source: set caCertificates, and for MUTUAL clientCertificate and privateKey")
 	case t.GetCaCrl() != "":
-		return "caCrl", errors.New("not supported for a configuration source: remove it")
+		return "caCrl", errors.New("not supported for a configuration source: remove the field")
 	case t.GetInsecureSkipVerify().GetValue() && (t.GetCaCertificates() != "" || len(t.GetSubjectAltNames()) > 0):
 		return "insecureSkipVerify", errors.New("excludes caCertificates and subjectAltNames: remove it, so that the server is verified")
 	case mode == networking.ClientTLSSettings_MUTUAL && t.GetClientCertificate() == "":
