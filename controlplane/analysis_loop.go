@@ -106,7 +106,7 @@ func (f *analysisLoop) logNew(problems []config.Problem) {
 		if p.Severity == config.Info {
 			level = slog.LevelDebug
 		}
-		f.log.Log(context.Background(), level, "configuration", config.ProblemAttr, p.String())
+		f.log.Log(context.Background(), level, "the configuration has a problem", config.ProblemAttr, p.String())
 	}
 	f.logged = current
 }

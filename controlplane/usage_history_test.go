@@ -65,7 +65,7 @@ func TestFailedWriteOfUsageHistoryIsRetried(t *testing.T) {
 	l.record("shop/a/a", "outbound|80||b")
 	l.run(cancelledContext()) // the directory does not exist
 	l.run(cancelledContext())
-	if n := strings.Count(logged.String(), "cannot be written"); n != 1 {
+	if n := strings.Count(logged.String(), "writing the usage history"); n != 1 {
 		t.Errorf("the failed write is logged %d times: %s", n, logged.String())
 	}
 	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {

@@ -151,7 +151,7 @@ func TestConfigProblemIsReportedOnceAndNotLogged(t *testing.T) {
 	events := newEventStream()
 	sub := events.subscribe()
 	log := newControlPlane(controlplane.Config{}, events).cfg.Logger
-	log.Warn("configuration", config.ProblemAttr, "a.yaml:2: error: unknown field")
+	log.Warn("the configuration has a problem", config.ProblemAttr, "a.yaml:2: error: unknown field")
 	log.With("part", "xds").Warn("client rejected configuration", "reason", "a: error: b")
 	events.close()
 	var lines []string

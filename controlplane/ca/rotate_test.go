@@ -368,7 +368,7 @@ func TestRequestForUnsupportedExtensionsIsRefused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := parseCSR(string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))); err == nil || !strings.Contains(err.Error(), "it requests") {
+		if _, err := parseCSR(string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))); err == nil || !strings.Contains(err.Error(), "the CSR requests") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

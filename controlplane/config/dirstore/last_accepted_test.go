@@ -292,7 +292,7 @@ func TestUnusableLastGoodFileIsAWarning(t *testing.T) {
 	}
 	r.lastGoodFile = r.dir // a directory is not readable as a file
 	r.start()
-	if !strings.Contains(r.log.String(), "was lost") {
+	if !strings.Contains(r.log.String(), "reading the last accepted version of a refused document failed") {
 		t.Errorf("logged %s", r.log.String())
 	}
 }
