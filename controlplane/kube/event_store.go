@@ -7,15 +7,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// objectName identifies an object of one kind.
-type objectName struct{ namespace, name string }
+// eventKey identifies an object of one kind.
+type eventKey struct{ namespace, name string }
 
 // eventStore is a cache.ReflectorStore that passes each change of an object to functions. It stores no objects.
 type eventStore struct {
 	set    func(metav1.Object)
 	remove func(namespace, name string)
 	// list returns the objects that were set and not removed.
-	list func() []objectName
+	list func() []eventKey
 	// replaced is called after a complete list was processed; nil if there is nothing to do.
 	replaced func()
 }
@@ -45,13 +45,13 @@ func (s *eventStore) Delete(o any) error {
 
 // Replace implements cache.ReflectorStore.
 func (s *eventStore) Replace(list []any, _ string) error {
-	current := map[objectName]bool{}
+	current := map[eventKey]bool{}
 	for _, o := range list {
 		header, err := meta.Accessor(o)
 		if err != nil {
 			return fmt.Errorf("an object of type %T has no metadata: %w", o, err)
 		}
-		current[objectName{header.GetNamespace(), header.GetName()}] = true
+		current[eventKey{header.GetNamespace(), header.GetName()}] = true
 		s.set(header)
 	}
 	for _, known := range s.list() {

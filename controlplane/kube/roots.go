@@ -138,12 +138,12 @@ func (p *rootsPublisher) removeNamespace(_, name string) {
 	delete(p.writes, name)
 }
 
-func (p *rootsPublisher) listNamespaces() []objectName {
+func (p *rootsPublisher) listNamespaces() []eventKey {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var names []objectName
+	var names []eventKey
 	for name := range p.namespaces {
-		names = append(names, objectName{name: name})
+		names = append(names, eventKey{name: name})
 	}
 	return names
 }
@@ -166,12 +166,12 @@ func (p *rootsPublisher) removeMap(namespace, _ string) {
 	p.queue.Add(namespace)
 }
 
-func (p *rootsPublisher) listMaps() []objectName {
+func (p *rootsPublisher) listMaps() []eventKey {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var names []objectName
+	var names []eventKey
 	for namespace := range p.maps {
-		names = append(names, objectName{namespace, rootsMapName})
+		names = append(names, eventKey{namespace, rootsMapName})
 	}
 	return names
 }
