@@ -32,7 +32,7 @@ func newAnalyzeCommand() *cobra.Command {
 	var o analyzeOptions
 	c := &cobra.Command{
 		Use:   "analyze DIR|FILE|-...",
-		Short: "Find problems in Istio and Kubernetes YAML without running it",
+		Short: "Find problems in Istio and Kubernetes documents without a mesh",
 		Long: `Find problems in Istio and Kubernetes documents. The command reads the documents
 from directories (recursively), files, or standard input (-). It checks each
 document, and all of them together, as the control plane does. It prints each

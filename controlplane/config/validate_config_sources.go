@@ -62,7 +62,7 @@ func checkConfigSources(mesh *meshconfig.MeshConfig) error {
 		case err != nil:
 			return fmt.Errorf("%s.address: %q: %w", at, source.GetAddress(), err)
 		case seen[source.GetAddress()]:
-			return fmt.Errorf("%s.address: %q: another source has this address: remove one", at, source.GetAddress())
+			return fmt.Errorf("%s.address: %q: another source has this address: remove one of the two sources", at, source.GetAddress())
 		}
 		seen[source.GetAddress()] = true
 		if address.Scheme != SchemeXDS {
@@ -87,7 +87,7 @@ func checkSourceTLS(t *networking.ClientTLSSettings) (field string, err error) {
 	case t.GetCaCrl() != "":
 		return "caCrl", errors.New("not supported for a configuration source: remove the field")
 	case t.GetInsecureSkipVerify().GetValue() && (t.GetCaCertificates() != "" || len(t.GetSubjectAltNames()) > 0):
-		return "insecureSkipVerify", errors.New("excludes caCertificates and subjectAltNames: remove it, so that the server is verified")
+		return "insecureSkipVerify", errors.New("cannot be combined with caCertificates or subjectAltNames: remove insecureSkipVerify, so that the server is verified")
 	case mode == networking.ClientTLSSettings_MUTUAL && t.GetClientCertificate() == "":
 		return "clientCertificate", errors.New("mode MUTUAL needs a client certificate: set the path of its file")
 	case mode == networking.ClientTLSSettings_MUTUAL && t.GetPrivateKey() == "":
