@@ -287,7 +287,7 @@ func TestFullFileSystemIsReportedWithRemedy(t *testing.T) {
 	defer func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }()
 	cfg := testConfig(t, testTopology(t, oneApp))
 	cfg.RuntimeDir = filepath.Join(dir, "run")
-	if err := runToError(t, cfg); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "free space there") {
+	if err := runToError(t, cfg); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "free space on its disk") {
 		t.Errorf("got %v", err)
 	}
 }
