@@ -83,7 +83,7 @@ func (e *envoySupervisor) listenAdmin(ctx context.Context) net.Listener {
 	for {
 		l, err := net.Listen("tcp", e.bootstrap.AdminAddress())
 		if err == nil {
-			e.Logger.Info("forwarding the admin address to the new Envoy", "address", l.Addr().String())
+			e.Logger.Info("forwarding connections at the admin address to the new Envoy", "address", l.Addr().String())
 			return l
 		}
 		if !sleep(ctx, adminListenInterval) {

@@ -50,7 +50,7 @@ func (a *Agent) newHealthCheck(report func(bool, string)) *healthCheck {
 func (a *Agent) withHealthMetric(report func(bool, string)) func(bool, string) {
 	gauge := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "pilotfish_application_healthy",
-		Help: "Last health of the application that was reported to the control plane: 1 healthy; 0 unhealthy or not reported yet. Only with ProxyConfig's readinessProbe.",
+		Help: "Health of the application in the last report to the control plane: 1 healthy; 0 unhealthy or not reported yet. Only with ProxyConfig's readinessProbe.",
 	})
 	a.metrics.MustRegister(gauge)
 	return func(healthy bool, message string) {
@@ -109,7 +109,7 @@ func (h *healthCheck) reportDraining(v *verdict) {
 func (h *healthCheck) probeOnce(ctx context.Context, v *verdict) {
 	err := h.proxyReady()
 	if err != nil && !v.proxyWasReady {
-		h.logger.Debug("the application is not probed yet", "why", err)
+		h.logger.Debug("the application is not probed yet", "reason", err)
 		return
 	}
 	v.proxyWasReady = true
@@ -124,7 +124,7 @@ func (h *healthCheck) probeOnce(ctx context.Context, v *verdict) {
 		h.report(true, "")
 		return
 	}
-	h.logger.Warn("the application is unhealthy; reporting this to the control plane", "why", err)
+	h.logger.Warn("the application is unhealthy; reporting this to the control plane", "reason", err)
 	h.report(false, err.Error())
 }
 

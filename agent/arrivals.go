@@ -132,7 +132,7 @@ func (n *shutdown) firstSample(ctx context.Context) trafficSample {
 	}
 	now, err := n.instance.countArrivals(ctx, n.ownStats)
 	if err != nil {
-		n.Logger.Debug("cannot count the arrivals", "error", err)
+		n.Logger.Debug("cannot count the connections and requests that arrive at Envoy", "error", err)
 		return trafficSample{quiet: n.plan.Linger}
 	}
 	return trafficSample{arrivals: now.arrivals, quiet: n.instance.arrivalHistory().quietPeriod(n.plan, now)}

@@ -90,7 +90,7 @@ func TestOverrideThatCannotBeUsedStopsTheStart(t *testing.T) {
 	env := s.env
 	for setting, want := range map[string]string{
 		"ISTIO_BOOTSTRAP_OVERRIDE=harmful.json":          "dynamic_resources",
-		"ISTIO_BOOTSTRAP=template.json":                  "template.json:1: .nodeIdentity is not known",
+		"ISTIO_BOOTSTRAP=template.json":                  "template.json:1: option .nodeIdentity is not known",
 		"ISTIO_BOOTSTRAP=missing.json":                   "missing.json: no such file",
 		"PROXY_CONFIG={customConfigFile: ./broken.json}": "broken.json",
 	} {

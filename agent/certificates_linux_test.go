@@ -76,7 +76,7 @@ func TestCertShowsServedCertificates(t *testing.T) {
 	if out, code := r.command("cert", "-o", "xml"); code != 2 {
 		t.Errorf("an unknown format: code %d, %s", code, out)
 	}
-	if out, code := r.command("cert", "--config-path", t.TempDir()); code != 1 || !strings.Contains(out, "no agent answers") {
+	if out, code := r.command("cert", "--config-path", t.TempDir()); code != 1 || !strings.Contains(out, "no agent responds") {
 		t.Errorf("without an agent: code %d, %s", code, out)
 	}
 }

@@ -72,7 +72,7 @@ func (a *Agent) check(now time.Time) CheckReport {
 	}
 	for _, p := range a.servers { // other components, such as the token exchange
 		if p.health != nil && !isCheckedElsewhere(p.name) {
-			r.Checks = append(r.Checks, conditionResult(p.name, p.health(), "it works"))
+			r.Checks = append(r.Checks, conditionResult(p.name, p.health(), "works"))
 		}
 	}
 	return r

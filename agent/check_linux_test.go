@@ -39,7 +39,7 @@ func (c checkReport) find(name string) CheckResult {
 func (r *agentProcess) check() (c checkReport, err error) {
 	r.t.Helper()
 	out, code := r.command("check", "-o", "json")
-	if strings.Contains(out, "no agent answers") {
+	if strings.Contains(out, "no agent responds") {
 		return c, errors.New(out)
 	}
 	text, _, _ := strings.Cut(out, "\npilotfish-agent: ")
@@ -241,5 +241,5 @@ func TestCheckWithoutAgentFails(t *testing.T) {
 	s := newSetup(t, "127.157.10.1")
 	s.args = []string{"check"}
 	r := s.start(t)
-	r.checkExit(1, "no agent answers at ./etc/istio/proxy/control")
+	r.checkExit(1, "no agent responds at ./etc/istio/proxy/control")
 }

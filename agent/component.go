@@ -87,7 +87,7 @@ func (g *componentGroup) waitStopped(timeout time.Duration) error {
 	g.mu.Unlock()
 	slices.Sort(names)
 	stacks := make([]byte, maxStackBytes)
-	g.logger.Error("components of the agent did not stop in time", "components", names, "after", timeout, "goroutines", string(stacks[:runtime.Stack(stacks, true)]))
+	g.logger.Error("components of the agent did not stop in time", "components", names, "timeout", timeout, "goroutines", string(stacks[:runtime.Stack(stacks, true)]))
 	return fmt.Errorf("%s did not stop within %v", strings.Join(names, ", "), timeout)
 }
 

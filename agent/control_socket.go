@@ -186,7 +186,7 @@ func (c *ControlClient) Call(ctx context.Context, method, path string, in, out a
 	case err != nil:
 		return fmt.Errorf("reading the agent's response: %w", err)
 	case response.StatusCode == http.StatusNotFound:
-		return fmt.Errorf("the agent at %s does not support %s %s: it runs another version of pilotfish", c.socket, method, path)
+		return fmt.Errorf("the agent at %s does not support %s %s: the agent runs another version of pilotfish", c.socket, method, path)
 	case response.StatusCode >= http.StatusInternalServerError:
 		return errors.New(strings.TrimSpace(string(text)))
 	case response.StatusCode != http.StatusOK:
@@ -208,9 +208,9 @@ func (c *ControlClient) explainDialError(err error) error {
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("no agent answers at %s: start it, run this command in its working directory, or set --config-path", c.socket)
+		return fmt.Errorf("no agent responds at %s: start the agent, run this command in its working directory, or set --config-path", c.socket)
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("the agent at %s belongs to another user: run this as that user or as root", c.socket)
+		return fmt.Errorf("the agent at %s belongs to another user: run this command as that user or as root", c.socket)
 	}
 	return fmt.Errorf("connecting to the agent at %s: %w", c.socket, err)
 }

@@ -67,10 +67,10 @@ func (e *envoySupervisor) createCrashReport(i *envoyInstance, why string, end *e
 	}
 	file, err := e.writeReportFile(r)
 	if err != nil {
-		e.Logger.Warn("cannot write the crash report", "error", err)
+		e.Logger.Warn("cannot write a crash report of Envoy", "error", err)
 		return ""
 	}
-	e.Logger.Warn("crash report written", "file", file, "why", why)
+	e.Logger.Warn("wrote a crash report of Envoy", "file", file, "reason", why)
 	return file
 }
 
@@ -94,7 +94,7 @@ func (e *envoySupervisor) writeReportFile(r crashReport) (string, error) {
 	r.Config = nil
 	text, err := redactedReport(r)
 	if err == nil && len(text) > maxReportSize {
-		r.NoConfig, r.Settings, r.XDS.Types = "omitted with settings and types: the report is too large", nil, nil
+		r.NoConfig, r.Settings, r.XDS.Types = "omitted, with the settings and the xDS types, because the report would be too large", nil, nil
 		text, err = redactedReport(r)
 	}
 	if err == nil && config != nil {
@@ -163,11 +163,11 @@ func (n *shutdown) reportBeforeEnd(ctx context.Context, why string) {
 func (n *shutdown) describeNeverReady() string {
 	for _, t := range n.relay.Status().Types {
 		if t.State == xdsproxy.StateRejected {
-			return fmt.Sprintf("it never became ready: it rejected %s: %s", t.TypeURL, t.LastNack.Reason)
+			return fmt.Sprintf("Envoy never became ready, because it rejected %s: %s", t.TypeURL, t.LastNack.Reason)
 		}
 	}
 	if _, since := n.instance.status(); time.Since(since) > maxStartTime {
-		return fmt.Sprintf("it did not become ready in %v", time.Since(since).Round(time.Second))
+		return fmt.Sprintf("Envoy did not become ready in %v", time.Since(since).Round(time.Second))
 	}
 	return ""
 }

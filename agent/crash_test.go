@@ -188,7 +188,7 @@ func TestCrashReportIsComplete(t *testing.T) {
 	s.within = []string{"sh", "-c", `ulimit -c 0; exec "$0" "$@"`}
 	r := s.startReady(t)
 	killProcess(t, r.envoy(), syscall.SIGSEGV)
-	r.checkExit(139, "crash report written")
+	r.checkExit(139, "wrote a crash report of Envoy")
 	reports := s.reports(t)
 	if len(reports) != 1 {
 		t.Fatalf("%d reports, want 1", len(reports))
@@ -241,7 +241,7 @@ func TestRejectedConfigurationIsReportedWhenTheProxyIsStopped(t *testing.T) {
 		return err
 	})
 	r.signal(syscall.SIGTERM)
-	r.checkExit(0, "it never became ready: it rejected")
+	r.checkExit(0, "Envoy never became ready, because it rejected")
 	if reports := s.reports(t); len(reports) != 1 || reports[0]["config"] == nil {
 		t.Errorf("reports: %v", reports)
 	}

@@ -47,10 +47,10 @@ func (l activeTraffic) hasBufferedTCP() bool { return l.bufferedTCP > 0 || l.unr
 func (l activeTraffic) String() string {
 	text := phrase.Count(l.requests, "request") + " and " + phrase.Count(l.connections, "connection")
 	if n := l.bufferedHTTP + l.bufferedTCP; n > 0 {
-		text += fmt.Sprintf(", and %s unread by clients,", phrase.Count(n, "byte"))
+		text += fmt.Sprintf(", and %s that clients have not read,", phrase.Count(n, "byte"))
 	}
 	if l.unreadTCP > 0 {
-		text += fmt.Sprintf(", and %s unread by servers,", phrase.Count(l.unreadTCP, "byte"))
+		text += fmt.Sprintf(", and %s that servers have not read,", phrase.Count(l.unreadTCP, "byte"))
 	}
 	return text
 }
@@ -162,7 +162,7 @@ func checkDrained(s config.Shutdown, c trafficSample, ran time.Duration) (why st
 	case ran < s.Minimum:
 		return "", false
 	case c.failures >= maxCountFailures:
-		return fmt.Sprintf("cannot count its traffic: %v", c.err), ran >= s.Linger
+		return fmt.Sprintf("cannot count the requests and connections of Envoy: %v", c.err), ran >= s.Linger
 	case c.err != nil, c.hasUnfinished(), c.connections == 0 && !c.isQuiet(s, ran):
 		return "", false
 	case c.connections == 0:
@@ -205,7 +205,7 @@ func (n *shutdown) waitDrained(ctx context.Context) string {
 		}
 		if now := time.Now(); now.After(progress) {
 			progress = now.Add(progressInterval)
-			n.Logger.Info("still draining", "requests", c.requests, "connections", c.connections, "left", time.Until(n.deadline).Round(time.Second))
+			n.Logger.Info("still draining", "requests", c.requests, "connections", c.connections, "timeLeft", time.Until(n.deadline).Round(time.Second))
 		}
 		sleep(ctx, pollDelay(n.plan, pace, time.Since(began), c))
 		pace = min(pace*3/2, maxCountInterval)

@@ -67,7 +67,7 @@ func (a *Agent) checkNotDraining() (ok bool, reason string) {
 func (a *Agent) StartDrain(trigger string) {
 	a.requests.drain.set()
 	defer a.requests.stay.set()
-	a.Logger.Info("draining; the proxy serves until it is stopped", "by", trigger)
+	a.Logger.Info("draining; the proxy serves until it is stopped", "trigger", trigger)
 	if a.envoy == nil {
 		return
 	}

@@ -228,7 +228,7 @@ func (e *envoySupervisor) superviseCurrent(ctx context.Context) *envoyInstance {
 func (e *envoySupervisor) isStuckExiting(i *envoyInstance) bool {
 	where := i.process.HungThreads()
 	if where != "" {
-		e.Logger.Warn("Envoy crashed or was killed, but the kernel has not ended it", "pid", i.process.PID(), "threads", where)
+		e.Logger.Warn("Envoy crashed or was killed, but its process still exists in the kernel", "pid", i.process.PID(), "threads", where)
 	}
 	return where != ""
 }
@@ -297,7 +297,7 @@ func (e *envoySupervisor) logFormat() string {
 // envoyArgs returns the arguments of an Envoy, and logs options that this version does not support.
 func (e *envoySupervisor) envoyArgs(o envoy.Options, binary envoy.Binary) []string {
 	for _, flag := range o.UnsupportedFlags() {
-		e.Logger.Warn("this version of Envoy does not support a flag; omitting it", "flag", flag, "version", binary.Version)
+		e.Logger.Warn("this version of Envoy does not support a flag; the agent omits the flag", "flag", flag, "version", binary.Version)
 	}
 	return o.Args()
 }

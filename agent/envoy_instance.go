@@ -146,7 +146,7 @@ func (i *envoyInstance) checkReady(ctx context.Context) (ok bool, reason string)
 func (i *envoyInstance) condition(ctx context.Context) health.Condition {
 	if i.adminLost.Load() { // the agent cannot query this Envoy, so it uses the last known state
 		state, _ := i.status()
-		return health.Condition{OK: state == stateRunning, Reason: "the new Envoy of a hot restart uses the admin address"}
+		return health.Condition{OK: state == stateRunning, Reason: "the agent cannot query this Envoy, because the new Envoy of a hot restart uses the admin address"}
 	}
 	c := i.ready.Condition(ctx)
 	if c.OK {

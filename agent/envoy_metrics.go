@@ -82,7 +82,7 @@ func newDrainTracker(r prometheus.Registerer, draining func() bool) (*drainTrack
 		return r.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))
 	}
 	err := errors.Join(
-		gauge("istio_agent_draining", "1 after a request to drain or to stop the proxy.", func() float64 {
+		gauge("istio_agent_draining", "1 after a request to drain or to stop the proxy, else 0.", func() float64 {
 			if draining() {
 				return 1
 			}

@@ -27,10 +27,10 @@ func (e *envoySupervisor) find(ctx context.Context) (envoy.Binary, error) {
 
 func (e *envoySupervisor) logStart(binary envoy.Binary) {
 	if binary.Version == (envoy.Version{}) {
-		e.Logger.Info("starting Envoy", "path", binary.Path, "found", binary.Source)
+		e.Logger.Info("starting Envoy", "path", binary.Path, "source", binary.Source)
 		return
 	}
-	e.Logger.Info("starting Envoy", "path", binary.Path, "version", binary.Version, "found", binary.Source)
+	e.Logger.Info("starting Envoy", "path", binary.Path, "version", binary.Version, "source", binary.Source)
 	if !binary.Unconfirmed {
 		e.warnOfAdvisories(binary)
 	}
@@ -108,7 +108,7 @@ func (e *envoySupervisor) recordVersion(i *envoyInstance, before envoy.Binary, c
 	if before.Version == (envoy.Version{}) {
 		e.Logger.Info("Envoy reported its version", "version", file.Version, "pid", i.process.PID())
 	} else if before.Version != file.Version {
-		e.Logger.Warn("Envoy has another version than its version file", "version", file.Version, "file", before.Version)
+		e.Logger.Warn("the version of the running Envoy differs from the version in its file envoy.version", "version", file.Version, "fileVersion", before.Version)
 	}
 	e.warnOfAdvisories(file)
 }

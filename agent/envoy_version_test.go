@@ -46,7 +46,7 @@ func TestVersionFileIsVerified(t *testing.T) {
 	s.env = append(s.env, "ENVOY_PATH="+program, "XDG_CACHE_HOME="+t.TempDir())
 	r := s.startReady(t)
 	r.waitOutput(" advisories=") // the last line about the version
-	for _, want := range []string{"starting Envoy\tpath=" + program + " version=1.37.5", "another version than its version file", "version=1.36.4 advisories="} {
+	for _, want := range []string{"starting Envoy\tpath=" + program + " version=1.37.5", "differs from the version in its file envoy.version", "version=1.36.4 advisories="} {
 		if len(linesWith(r.out.String(), want)) != 1 {
 			t.Errorf("the log does not contain %q exactly once:\n%s", want, r.out)
 		}

@@ -113,8 +113,8 @@ func (e *envoySupervisor) describeGivenUp() (reason, remedy string) {
 	if n == 0 {
 		return "", ""
 	}
-	return fmt.Sprintf("killed Envoys that the kernel has not ended: %d", n),
-		"see /debug/envoyz for what their threads wait for (usually a disk); until they end, they occupy memory"
+	return fmt.Sprintf("killed Envoy processes that still exist in the kernel: %d", n),
+		"GET /debug/envoyz shows what their threads wait for (usually a disk); until the processes end, they occupy memory"
 }
 
 // checkLiveness fails if a running Envoy has not responded for a long time. It passes during a drain and while no Envoy

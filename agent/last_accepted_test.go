@@ -63,7 +63,7 @@ func TestEnvoyRestartsWithoutControlPlane(t *testing.T) {
 	r.waitReport("/healthz/ready", "xds", 200, "last accepted configuration")
 	r.waitReady()
 	out, code := r.command("xds", "status")
-	for _, want := range []string{"last-good", "the stored one; the control plane last confirmed it"} {
+	for _, want := range []string{"last-good", "Envoy has the stored configuration; the control plane last confirmed it"} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("xds status does not contain %q: code %d\n%s", want, code, out)
 		}

@@ -75,7 +75,7 @@ func TestLogLevelsSurviveEnvoyRestart(t *testing.T) {
 	})
 	r.signal(syscall.SIGTERM)
 	r.expectExit(0)
-	if out, code := r.command("log"); code != 1 || !strings.Contains(out, "no agent answers") {
+	if out, code := r.command("log"); code != 1 || !strings.Contains(out, "no agent responds") {
 		t.Errorf("without an agent: code %d\n%s", code, out)
 	}
 	r.checkNothingLeft()

@@ -348,7 +348,7 @@ func (r *agentProcess) checkNothingLeft() {
 		}
 	}
 	kept := "etc/istio/proxy/last-good" // outlives the agent
-	reported := strings.Contains(r.out.String(), "crash report written")
+	reported := strings.Contains(r.out.String(), "wrote a crash report of Envoy")
 	var files []string
 	_ = filepath.WalkDir(r.dir, func(path string, d os.DirEntry, _ error) error {
 		if d != nil && !d.IsDir() && !strings.Contains(path, kept) && !(reported && strings.Contains(path, "/"+reportDir+"/")) {

@@ -76,7 +76,7 @@ func TestRejectedFirstConfigurationMakesUnready(t *testing.T) {
 	stop()
 	s.cp.sendRejected.Store(true)
 	s.cp.start(t)
-	r.waitReport("/healthz/ready", "xds", 200, "keeps the last accepted one")
+	r.waitReport("/healthz/ready", "xds", 200, "continues with the last accepted one")
 
 	first := r.envoy()
 	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {

@@ -49,13 +49,13 @@ func (e *envoySupervisor) stop(i *envoyInstance) {
 
 	why := n.skipReason()
 	if why == "" {
-		e.Logger.Info("shutting down", "within", plan.Deadline, "preDelay", plan.PreDelay, "minimum", plan.Minimum, "linger", plan.Linger, "quiet", plan.Quiet, "untilIdle", plan.WhenIdle)
+		e.Logger.Info("shutting down", "deadline", plan.Deadline, "preDelay", plan.PreDelay, "minimum", plan.Minimum, "linger", plan.Linger, "quiet", plan.Quiet, "untilIdle", plan.WhenIdle)
 		why = n.drain(deadline)
 	}
 	if n.cutsRequests {
 		n.reportBeforeEnd(deadline, why)
 	}
-	e.Logger.Info("stopping Envoy", "because", why)
+	e.Logger.Info("stopping Envoy", "reason", why)
 	last, cancelLast := n.stopContext(deadline)
 	defer cancelLast()
 	i.setState(stateStopping)

@@ -149,7 +149,7 @@ func TestActiveRequestOutlastsDrain(t *testing.T) {
 			if got := <-late; got.err != nil || got.code != 200 {
 				t.Errorf("the active request: %+v", got)
 			}
-			r.checkExit(0, `because="no request `) // its connection may be counted once more, after its time
+			r.checkExit(0, `reason="no request `) // its connection may be counted once more, after its time
 			r.checkNothingLeft()
 		})
 	}
@@ -219,7 +219,7 @@ func TestProgressOfALongDrainIsLogged(t *testing.T) {
 	late := r.getSlowly(testTimeout)
 	r.signal(syscall.SIGTERM)
 	r.eventually("the log reports the drain", func() error {
-		if !strings.Contains(r.out.String(), "\tstill draining\trequests=1 connections=1 left=9m") {
+		if !strings.Contains(r.out.String(), "\tstill draining\trequests=1 connections=1 timeLeft=9m") {
 			return errors.New("not yet")
 		}
 		return nil

@@ -66,5 +66,5 @@ func TestHungAdminInterfaceDoesNotDelayShutdown(t *testing.T) {
 		return nil
 	})
 	r.signal(syscall.SIGTERM)
-	r.checkExit(0, "Envoy did not start to drain", "cannot count its traffic", "got SIGTERM")
+	r.checkExit(0, "Envoy did not start to drain", "cannot count the requests and connections of Envoy", "got SIGTERM")
 }

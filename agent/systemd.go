@@ -49,7 +49,7 @@ func newSystemdNotifier(a *Agent) *systemdNotifier {
 	}
 	watchdog, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
-		a.Logger.Warn("no watchdog: WATCHDOG_USEC or WATCHDOG_PID is not a number", "error", err)
+		a.Logger.Warn("the watchdog of the service manager is disabled, because WATCHDOG_USEC or WATCHDOG_PID is not a number", "error", err)
 	}
 	return &systemdNotifier{
 		send:        func(state string) error { _, err := daemon.SdNotify(false, state); return err },
@@ -133,7 +133,7 @@ func (s *systemdNotifier) heartbeat(ctx context.Context, ready, stopping bool) b
 		if ok, why := s.query(ctx, "/healthz/live"); ok {
 			s.notify("WATCHDOG=1")
 		} else if ctx.Err() == nil {
-			s.logger.Error("the agent's liveness check fails; the watchdog of the service manager will kill the agent", "why", termtext.ShortLine(why), "within", s.watchdog)
+			s.logger.Error("the agent's liveness check fails; the watchdog of the service manager will kill the agent", "reason", termtext.ShortLine(why), "timeout", s.watchdog)
 		}
 	}
 	if stopping {
@@ -179,6 +179,6 @@ func (s *systemdNotifier) setStatus(line string) {
 
 func (s *systemdNotifier) notify(state string) {
 	if err := s.send(state); err != nil {
-		s.logger.Warn("cannot notify the service manager", "what", state, "error", err)
+		s.logger.Warn("cannot notify the service manager", "state", state, "error", err)
 	}
 }

@@ -62,7 +62,7 @@ func (r *agentProcess) waitGivenUp(pid int) {
 	})
 	r.eventually("readiness reports it", func() error {
 		code, body, err := r.http("GET", "15020/healthz/ready")
-		if err == nil && (code != 200 || !strings.Contains(body, "killed Envoys that the kernel has not ended: 1")) {
+		if err == nil && (code != 200 || !strings.Contains(body, "killed Envoy processes that still exist in the kernel: 1")) {
 			err = fmt.Errorf("%d %s", code, body)
 		}
 		return err
@@ -119,7 +119,7 @@ func TestUnkillableEnvoyIsReplaced(t *testing.T) {
 			}
 			r.eventually("the agent logs that Envoy does not end", func() error {
 				_, _, _ = r.http("GET", "15020/healthz/ready") // triggers the check
-				if !strings.Contains(r.out.String(), "crashed or was killed, but the kernel has not ended it") {
+				if !strings.Contains(r.out.String(), "crashed or was killed, but its process still exists in the kernel") {
 					return errors.New("not yet")
 				}
 				return nil

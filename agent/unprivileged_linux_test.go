@@ -183,7 +183,7 @@ func TestInvisibleConnectionsOfOldEnvoyLinger(t *testing.T) {
 			if code := u.waitExit(); code != 0 || !strings.Contains(u.out.String(), "the time limit for its 1 idle connections has passed") {
 				t.Errorf("upgrade: %d: %s", code, u.out)
 			}
-			if warned := strings.Contains(r.out.String(), "new connections may reach the old Envoy"); warned != (way == HandOver) {
+			if warned := strings.Contains(r.out.String(), "some may reach the old Envoy"); warned != (way == HandOver) {
 				t.Errorf("warning that connections cannot be steered: %v", warned)
 			}
 			r.signal(syscall.SIGTERM)

@@ -248,7 +248,7 @@ func (t *upgradeRun) prepare(ctx context.Context) error {
 		t.way = HotRestart
 		if impossible != nil {
 			t.way = HandOver
-			t.Logger.Info("upgrade: hot restart is not possible; using hand-over", "because", impossible)
+			t.Logger.Info("upgrade: hot restart is not possible; using hand-over", "reason", impossible)
 		}
 	default:
 		return fmt.Errorf("way %q is not known; use %s or %s", t.request.Way, HotRestart, HandOver)

@@ -41,7 +41,7 @@ func (t *upgradeRun) drainAndStopOld(next, old *envoyInstance) (why string) {
 	t.absorbParentMessages(next, old)
 	old.waitAndCleanUp(t.Logger)
 	if exit.HungThreads == "" {
-		t.Logger.Info("the old Envoy has exited", "version", old.binary().Version, "pid", old.process.PID(), "because", why, "exit", exit.String())
+		t.Logger.Info("the old Envoy has exited", "version", old.binary().Version, "pid", old.process.PID(), "reason", why, "exit", exit.String())
 	}
 	return why
 }
@@ -52,7 +52,7 @@ func (t *upgradeRun) drainOld(ctx context.Context, next, old *envoyInstance) {
 	steering, err := envoy.SteerConnections(old.process, next.process)
 	defer steering.Stop()
 	if err != nil {
-		t.Logger.Warn("new connections may reach the old Envoy until it closes its listeners, and a few may be reset then", "error", err)
+		t.Logger.Warn("cannot direct all new connections to the new Envoy; some may reach the old Envoy and be reset when it closes its listeners", "error", err)
 	}
 	if err := t.requestOldDrain(ctx, old); err != nil {
 		t.Logger.Warn("the old Envoy did not start to drain", "error", err)
@@ -61,12 +61,12 @@ func (t *upgradeRun) drainOld(ctx context.Context, next, old *envoyInstance) {
 		return
 	}
 	if err := steering.ExcludeOld(); err != nil {
-		t.Logger.Warn("cannot steer connections to one socket of the new Envoy", "error", err)
+		t.Logger.Warn("cannot direct all new connections to the new Envoy; some may be reset while the old Envoy closes its listeners", "error", err)
 	}
 	if err := t.callOldDrain(ctx, old, envoy.DrainOptions{}); err != nil {
 		t.Logger.Warn("the old Envoy did not close its listeners; the agent closes them", "error", err)
 		if err := old.process.CloseListeners(); err != nil {
-			t.Logger.Warn("new connections may reach the old Envoy, which does not respond, until it exits", "error", err)
+			t.Logger.Warn("cannot close the listeners of the old Envoy; until it exits, new connections may reach it and get no response", "error", err)
 		}
 	}
 	sleep(ctx, closeTime)

@@ -140,7 +140,7 @@ func TestUpgradeIsRejectedWithReason(t *testing.T) {
 		t.Error("another Envoy was started")
 	}
 	r.stopCleanly()
-	if u := r.upgrade(t, "--envoy-path", testenv.Envoy(t)); u.waitExit() != 1 || !strings.Contains(u.out.String(), "no agent answers") {
+	if u := r.upgrade(t, "--envoy-path", testenv.Envoy(t)); u.waitExit() != 1 || !strings.Contains(u.out.String(), "no agent responds") {
 		t.Errorf("without an agent: %s", u.out)
 	}
 }
@@ -392,7 +392,7 @@ func stopWithFrozenOldEnvoy(t *testing.T, s *agentSetup, way string, again bool)
 	}
 	r.waitExit()
 	took = time.Since(began)
-	if again && !strings.Contains(r.out.String(), `because="the agent is stopping: second stop signal"`) {
+	if again && !strings.Contains(r.out.String(), `reason="the agent is stopping: second stop signal"`) {
 		t.Errorf("why the old Envoy has ended: %s", r.out.String())
 	}
 	if got := <-late; got.err == nil {

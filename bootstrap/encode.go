@@ -145,7 +145,7 @@ func (e *encoder) pointer(v reflect.Value) any {
 func (e *encoder) any(a *anypb.Any) any {
 	m, ok := e.packed[a]
 	if !ok {
-		e.err = fmt.Errorf("bootstrap: the message of an Any field of type %s was not registered", a.GetTypeUrl())
+		e.err = fmt.Errorf("bootstrap: encoding an Any field: the builder did not pack its message of type %s (error of the program)", a.GetTypeUrl())
 		return nil
 	}
 	fields := e.message(reflect.ValueOf(m).Elem())

@@ -45,7 +45,7 @@ func customizedTree(c Config) (result tree, warnings []string, err error) {
 		changed, err := override(c, result, name, &unknown)
 		switch {
 		case errors.As(err, new(notParsedError)):
-			unknown = append(unknown, err.Error()+"; the bootstrap is not changed")
+			unknown = append(unknown, err.Error()+"; the override has no effect")
 		case err != nil:
 			return nil, nil, err
 		default:
@@ -215,7 +215,7 @@ func decodeObject(text []byte) (tree, error) {
 	}
 	t, ok := document.(tree)
 	if !ok {
-		return nil, errors.New("it is not an object")
+		return nil, errors.New("the content is not an object")
 	}
 	return t, nil
 }
@@ -228,7 +228,7 @@ func decodeYAML(text []byte) (any, error) {
 		return nil, errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
 	}
 	if err := d.Decode(&more); !errors.Is(err, io.EOF) {
-		return nil, errors.New("it contains more than one document")
+		return nil, errors.New("the file contains more than one document")
 	}
 	asJSON, err := json.Marshal(document)
 	if err != nil {

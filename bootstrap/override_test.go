@@ -172,7 +172,7 @@ func TestInvalidCustomBootstrapsAreRefusedByName(t *testing.T) {
 		want   []string
 	}{
 		"open template":  {"{\n {{- if .nodeID }}\n}", []string{"c.json:3: unexpected EOF"}},
-		"other option":   {"{\n\"node\": {\"id\": \"{{ .nodeId }}\"}}", []string{"c.json:2: .nodeId is not known", "did you mean .nodeID?"}},
+		"other option":   {"{\n\"node\": {\"id\": \"{{ .nodeId }}\"}}", []string{"c.json:2: option .nodeId is not known", "did you mean .nodeID?"}},
 		"other function": {`{"node": {"id": "{{ nosuch }}"}}`, []string{"c.json:1", `function "nosuch" not defined`}},
 		"no JSON of it":  {`{"node": {{ .nodeID }}`, []string{"c.json is neither JSON nor YAML"}},
 		"list":           {`[]`, []string{"c.json", "not a bootstrap"}},

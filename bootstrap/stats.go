@@ -211,7 +211,7 @@ func histogramBuckets(annotation string) ([]*metricsv3.HistogramBucketSettings, 
 	}
 	byPrefix := map[string][]float64{}
 	if err := json.Unmarshal([]byte(annotation), &byPrefix); err != nil {
-		return nil, fmt.Errorf(`annotation %s: %q: %w; write it as {"<prefix of the statistic>": [1, 5, 10]}`,
+		return nil, fmt.Errorf(`annotation %s: %q: %w; write a value such as {"<prefix of the statistic>": [1, 5, 10]}`,
 			annotationBuckets, annotation, err)
 	}
 	var settings []*metricsv3.HistogramBucketSettings
@@ -286,7 +286,7 @@ func annotationDuration(c Config, name string) (time.Duration, error) {
 	}
 	d, err := time.ParseDuration(text)
 	if err != nil || d <= 0 {
-		return 0, fmt.Errorf("annotation %s: %q is not a positive duration; write it as 10s or 2m", name, text)
+		return 0, fmt.Errorf("annotation %s: %q is not a positive duration; write a value such as 10s or 2m", name, text)
 	}
 	return d, nil
 }
@@ -311,7 +311,7 @@ func statsdSink(address string, a *anyBuilder) *metricsv3.StatsSink {
 	host, portText, err := net.SplitHostPort(address)
 	port, portErr := strconv.ParseUint(portText, 10, 16)
 	if err != nil || portErr != nil || net.ParseIP(host) == nil {
-		a.fail(fmt.Errorf("statsdUdpAddress %q is not <IP address>:<port>; Envoy does not resolve names here", address))
+		a.fail(fmt.Errorf("statsdUdpAddress %q is not <IP address>:<port>; Envoy does not resolve the names of statsd servers", address))
 		return nil
 	}
 	return &metricsv3.StatsSink{

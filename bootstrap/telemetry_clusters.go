@@ -68,7 +68,7 @@ func (c Config) hostAndPort(r remote) (string, uint32, error) {
 	host, portText, err := net.SplitHostPort(c.expand(r.address))
 	port, portErr := strconv.ParseUint(portText, 10, 16)
 	if err != nil || portErr != nil || port == 0 || host == "" || strings.Contains(host, hostIPVariable) {
-		remedy := "write it as host:port"
+		remedy := "write host:port"
 		if strings.Contains(c.expand(r.address), hostIPVariable) {
 			remedy = "set HOST_IP, which " + hostIPVariable + " refers to"
 		}

@@ -30,7 +30,7 @@ func (p *Plugin) add(ctx context.Context, c *call) error {
 	if plan != nil {
 		defer func() { _ = plan.netns.Close() }()
 		if err := c.attachments().note(c.attachment(), plan.netns); err != nil {
-			c.Debug("the sandbox could not be recorded for GC", "error", err)
+			c.Debug("cannot record the sandbox for CNI GC", "error", err)
 		}
 		p.step("before apply")
 		if err := p.redirector.apply(ctx, plan); err != nil {

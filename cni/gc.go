@@ -29,10 +29,10 @@ func (p *Plugin) gc(ctx context.Context, c *call) error {
 		done, err := p.collect(ctx, a, shared)
 		switch {
 		case err != nil:
-			c.Warn("CNI GC failed", "netns", a.NetNS, "of", a.ContainerID, "error", err)
+			c.Warn("CNI GC cannot remove the rules of a sandbox", "netns", a.NetNS, "containerID", a.ContainerID, "error", err)
 		case done:
 			store.remove(a)
-			c.Info("removed the rules of a sandbox that is not in the runtime's list of valid attachments", "netns", a.NetNS, "of", a.ContainerID)
+			c.Info("removed the rules of a sandbox that is not in the runtime's list of valid attachments", "netns", a.NetNS, "containerID", a.ContainerID)
 		}
 	}
 	return nil

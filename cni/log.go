@@ -51,7 +51,7 @@ func (j *journal) Write(line []byte) (int, error) {
 	_, _ = j.out.Write(line)
 	if j.file != "" {
 		if err := appendLimited(j.file, line, j.limit); err != nil {
-			_, _ = io.WriteString(j.out, "log_file: "+err.Error()+"\n")
+			_, _ = io.WriteString(j.out, "pilotfish-cni: cannot write the file of the setting log_file: "+err.Error()+"\n")
 			j.file = "" // log the error only once
 		}
 	}

@@ -105,7 +105,7 @@ func (s *podSource) fromAPI(ctx context.Context, args *podArgs) (*agentapi.Pod, 
 // checkPod returns an error if p is not the pod that CNI_ARGS specifies.
 func checkPod(p *agentapi.Pod, args *podArgs) error {
 	if p.Metadata.Name != args.Name || p.Metadata.Namespace != args.Namespace {
-		return fmt.Errorf("requested %s, received %s/%s", args, p.Metadata.Namespace, p.Metadata.Name)
+		return fmt.Errorf("requested %s, but received pod %s/%s", args, p.Metadata.Namespace, p.Metadata.Name)
 	}
 	if !capture.HasUID(p, args.UID) {
 		return fmt.Errorf("requested %s with UID %s, but the existing pod has UID %s: was it replaced?", args, args.UID, p.Metadata.UID)

@@ -9,7 +9,7 @@ import (
 	"os"
 )
 
-var errLinux = errors.New("this plugin works only on Linux")
+var errLinux = errors.New("the CNI plugin works only on Linux")
 
 func openNetNS(string) (*os.File, error)                   { return nil, errLinux }
 func addressesIn(*os.File) ([]netip.Addr, error)           { return nil, errLinux }

@@ -57,6 +57,6 @@ func (s *errorBackoff) reset() {
 	s.backoff.Reset()
 	if s.logged {
 		s.logged = false
-		s.log.Info("receiving DNS queries again", "failed for", time.Since(s.since).Round(time.Millisecond))
+		s.log.Info("receiving DNS queries again", "failedFor", time.Since(s.since).Round(time.Millisecond))
 	}
 }

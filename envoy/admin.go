@@ -238,7 +238,7 @@ func (a *Admin) getJSON(ctx context.Context, path string, query url.Values, limi
 		return err
 	}
 	if err := json.Unmarshal(body, into); err != nil {
-		return fmt.Errorf("reading the response of Envoy's admin (%s) to %s: %w", a.addr, path, err)
+		return fmt.Errorf("reading the response of Envoy's admin interface (%s) to %s: %w", a.addr, path, err)
 	}
 	return nil
 }
@@ -256,9 +256,9 @@ func (a *Admin) do(ctx context.Context, method, path string, query url.Values, l
 	body, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("reading the response of Envoy's admin (%s) to %s: %w", a.addr, path, err)
+		return nil, fmt.Errorf("reading the response of Envoy's admin interface (%s) to %s: %w", a.addr, path, err)
 	case int64(len(body)) > limit:
-		return nil, fmt.Errorf("the response of Envoy's admin (%s) to %s is larger than %d bytes", a.addr, path, limit)
+		return nil, fmt.Errorf("the response of Envoy's admin interface (%s) to %s is larger than %d bytes", a.addr, path, limit)
 	case resp.StatusCode != http.StatusOK:
 		return nil, &StatusError{Path: path, Status: resp.StatusCode, Body: firstLine(string(body))}
 	}
@@ -287,11 +287,11 @@ func (a *Admin) send(ctx context.Context, method, path string, query url.Values)
 	}
 	req, err := http.NewRequestWithContext(ctx, method, target, nil)
 	if err != nil {
-		return nil, fmt.Errorf("requesting %s from Envoy's admin: %w", path, err)
+		return nil, fmt.Errorf("requesting %s from Envoy's admin interface: %w", path, err)
 	}
 	resp, err := a.client.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("requesting %s from Envoy's admin (%s): %w", path, a.addr, unwrapURLError(err))
+		return nil, fmt.Errorf("requesting %s from Envoy's admin interface (%s): %w", path, a.addr, unwrapURLError(err))
 	}
 	return resp, nil
 }

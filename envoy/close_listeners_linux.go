@@ -50,7 +50,7 @@ func excludeShared(pid int, sockets map[string]int) error {
 		}
 		descriptors, err := socketDescriptors(n)
 		if errors.Is(err, fs.ErrPermission) && isChild(dir) {
-			return fmt.Errorf("process %d may share them: %w", n, err)
+			return fmt.Errorf("process %d may share the listeners: %w", n, err)
 		}
 		maps.DeleteFunc(sockets, func(inode string, _ int) bool { _, shared := descriptors[inode]; return shared })
 	}

@@ -18,7 +18,7 @@ import (
 func (a *Admin) Counters(ctx context.Context, filter string) (map[string]uint64, error) {
 	body, err := a.getOnce(ctx, "/stats?"+url.Values{"type": {"Counters"}, "filter": {filter}}.Encode())
 	if err != nil {
-		return nil, fmt.Errorf("reading counters from Envoy's admin (%s): %w", a.addr, err)
+		return nil, fmt.Errorf("reading counters from Envoy's admin interface (%s): %w", a.addr, err)
 	}
 	counters := map[string]uint64{}
 	for line := range strings.Lines(body) {

@@ -22,7 +22,7 @@ func (a *Admin) LogLevels(ctx context.Context) (map[string]string, error) {
 		}
 	}
 	if len(levels) == 0 {
-		return nil, fmt.Errorf("the response of Envoy's admin (%s) to /logging lists no levels: %q", a.addr, firstLine(string(body)))
+		return nil, fmt.Errorf("the response of Envoy's admin interface (%s) to /logging lists no levels: %q", a.addr, firstLine(string(body)))
 	}
 	return levels, nil
 }

@@ -96,7 +96,7 @@ func Start(c Config) (*Process, error) {
 func startError(c Config, err error) error {
 	if c.Dir != "" {
 		if _, statErr := os.Stat(c.Dir); statErr != nil {
-			return fmt.Errorf("starting Envoy: its working directory: %w", statErr)
+			return fmt.Errorf("starting Envoy: checking its working directory: %w", statErr)
 		}
 	}
 	if errors.Is(err, syscall.ENOENT) {
@@ -136,11 +136,11 @@ func (p *Process) Stop(ctx context.Context) Exit {
 		case <-p.done:
 			return p.exit
 		case <-ctx.Done():
-			p.log.Warn("Envoy did not end by the deadline after SIGTERM, killing it", "pid", p.pid)
+			p.log.Warn("Envoy did not end by the deadline after SIGTERM; sending SIGKILL", "pid", p.pid)
 		}
 	}
 	if err := p.CloseListeners(); err != nil {
-		p.log.Debug("closing Envoy's listeners failed; its ports remain occupied until SIGKILL has ended it", "pid", p.pid, "error", err)
+		p.log.Debug("cannot close Envoy's listeners; the ports remain occupied until Envoy has ended", "pid", p.pid, "error", err)
 	}
 	p.signal(syscall.SIGKILL)
 	timer := time.NewTimer(killGrace)
@@ -205,7 +205,7 @@ func (p *Process) signal(s syscall.Signal) {
 		p.sentSIGTERM = true
 	}
 	if err := signalGroup(p.pid, s); err != nil {
-		p.log.Warn("signalling Envoy failed", "pid", p.pid, "signal", signalName(s), "error", err)
+		p.log.Warn("cannot send a signal to Envoy", "pid", p.pid, "signal", signalName(s), "error", err)
 	}
 }
 

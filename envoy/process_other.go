@@ -14,7 +14,9 @@ import (
 // The functions below exist only so that the package compiles. Start works on Linux only: other systems have no
 // parent-death signal, so Envoy could outlive the agent.
 
-func errNotLinux() error { return fmt.Errorf("pilotfish runs on Linux; this is %s", runtime.GOOS) }
+func errNotLinux() error {
+	return fmt.Errorf("pilotfish supports only Linux, and this machine runs %s", runtime.GOOS)
+}
 
 func setProcessGroup(*exec.Cmd) {}
 

@@ -37,11 +37,11 @@ type socketGroup struct {
 func SteerConnections(older, newer *Process) (*ReusePortSteering, error) {
 	oldSockets, err := listListeners(older.pid)
 	if err != nil {
-		return &ReusePortSteering{}, fmt.Errorf("steering connections: %w", err)
+		return &ReusePortSteering{}, fmt.Errorf("directing new connections to the new Envoy: %w", err)
 	}
 	newSockets, err := listListeners(newer.pid)
 	if err != nil {
-		return &ReusePortSteering{}, fmt.Errorf("steering connections: %w", err)
+		return &ReusePortSteering{}, fmt.Errorf("directing new connections to the new Envoy: %w", err)
 	}
 	s, errs := &ReusePortSteering{}, []error(nil)
 	for address, added := range newSockets.own {
@@ -50,7 +50,7 @@ func SteerConnections(older, newer *Process) (*ReusePortSteering, error) {
 		case len(old) == 0:
 			continue
 		case len(old)+len(added) != newSockets.all[address]:
-			errs = append(errs, fmt.Errorf("steering connections: other processes also listen on %s", address))
+			errs = append(errs, fmt.Errorf("directing new connections to the new Envoy: other processes also listen on %s", address))
 			continue
 		}
 		g := &socketGroup{address: address, oldCount: uint32(len(old)), newCount: uint32(len(added))}
@@ -59,7 +59,7 @@ func SteerConnections(older, newer *Process) (*ReusePortSteering, error) {
 			err = g.attachProgram(g.newCount)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("steering connections to %s: %w", address, err))
+			errs = append(errs, fmt.Errorf("directing new connections at %s to the new Envoy: %w", address, err))
 		}
 	}
 	return s, errors.Join(errs...)

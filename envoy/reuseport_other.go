@@ -9,7 +9,7 @@ type ReusePortSteering struct{}
 
 // SteerConnections returns an error.
 func SteerConnections(older, newer *Process) (*ReusePortSteering, error) {
-	return &ReusePortSteering{}, errors.New("steering connections works on Linux only")
+	return &ReusePortSteering{}, errors.New("directing new connections to the new Envoy works on Linux only")
 }
 
 // ExcludeOld does nothing.

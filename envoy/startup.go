@@ -27,7 +27,7 @@ func (r *Readiness) evaluateStart(ctx context.Context, state string, stats map[s
 	case state != "LIVE":
 		c = r.describeInit(ctx)
 	case stats["listener_manager.workers_started"] == 0:
-		c.Reason = "worker threads not yet started"
+		c.Reason = "its worker threads have not started yet"
 	default:
 		return health.Healthy
 	}
@@ -42,8 +42,8 @@ func checkMissingStats(prefix, state string, stats map[string]uint64) (c health.
 		return c, false
 	}
 	return health.Condition{
-		Reason: "its statistics do not include " + prefix + ".update_success, which shows whether it has accepted its configuration",
-		Remedy: "include in the bootstrap's stats_matcher the prefixes cluster_manager, listener_manager and listener.",
+		Reason: "Envoy's statistics do not include " + prefix + ".update_success, which shows whether Envoy has accepted its configuration",
+		Remedy: "include in the bootstrap's stats_matcher the prefixes cluster_manager, listener_manager and listener",
 	}, true
 }
 

@@ -16,7 +16,7 @@ apt_get() {
 			printf '%s\n' "$said" >&2
 			return 1
 		fi
-		((tries > 0)) || echo "apt.sh: another package manager is at work, waiting for it, for 5 minutes at most" >&2
+		((tries > 0)) || echo "apt.sh: another package manager is running; waiting up to 5 minutes until it ends" >&2
 		sleep 3
 	done
 }
@@ -25,7 +25,7 @@ case "${1-}" in
 install) todo=(install -y --no-install-recommends "${@:2}") ;;
 download) todo=(download "${@:2}") ;;
 *)
-	echo "apt.sh: install or download, and the packages" >&2
+	echo "usage: scripts/apt.sh install|download PACKAGE..." >&2
 	exit 2
 	;;
 esac

@@ -11,7 +11,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 target=${XDG_CACHE_HOME:-$HOME/.cache}/pilotfish/containerd
 [ ! -e "$target/complete" ] || exit 0
 if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
-	echo "containerd.sh: no apt-get and dpkg-deb here, so no test starts pod sandboxes: put containerd, runc and CNI plugins into $target" >&2
+	echo "containerd.sh: apt-get or dpkg-deb is missing, so tests with pod sandboxes are skipped: put containerd, runc and CNI plugins into $target" >&2
 	exit 0
 fi
 echo "containerd.sh: fetching containerd, runc and containernetworking-plugins into $target" >&2

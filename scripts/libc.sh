@@ -24,14 +24,14 @@ fail() {
 # its own. apt verifies the signatures.
 download() {
 	local arch=$1 dir=$2 options
-	command -v apt-get >/dev/null || fail "no apt-get here: put Debian's package libc6 $version for $arch into $cache/$version-$arch/libc6.deb"
+	command -v apt-get >/dev/null || fail "apt-get is missing: put Debian's package libc6 $version for $arch into $cache/$version-$arch/libc6.deb"
 	mkdir -p "$dir/lists/partial" "$dir/cache/archives/partial"
 	: >"$dir/status"
 	options=(-qq -o APT::Sandbox::User=root -o APT::Architecture="$arch" -o APT::Architectures::="$arch" -o Dir::State="$dir"
 		-o Dir::State::lists="$dir/lists" -o Dir::State::status="$dir/status" -o Dir::Cache="$dir/cache")
 	apt-get "${options[@]}" update >&2 || true # another source of this machine may be unreachable
 	if ! (cd "$dir" && apt-get "${options[@]}" download "libc6=$version" 2>/dev/null); then
-		(cd "$dir" && apt-get "${options[@]}" download libc6) || fail "Debian's package libc6 could not be fetched; is there a network?"
+		(cd "$dir" && apt-get "${options[@]}" download libc6) || fail "Debian's package libc6 could not be fetched: check the network connection and the package sources of apt-get"
 	fi
 	mv "$dir"/libc6_*.deb "$dir/libc6.deb"
 }
@@ -70,7 +70,7 @@ install_one() {
 			deb=$work/libc6.deb
 		fi
 		found=$(dpkg-deb --field "$deb" Version)
-		[[ $found == *+deb12u* && $(dpkg-deb --field "$deb" Architecture) == "$arch" ]] || fail "this is not libc6 of Debian 12 for $arch: $found"
+		[[ $found == *+deb12u* && $(dpkg-deb --field "$deb" Architecture) == "$arch" ]] || fail "the fetched package is not libc6 of Debian 12 for $arch: its version is $found"
 		if [ "$found" = "$version" ]; then
 			echo "${hashes[$arch]}  $deb" | sha256sum --check --quiet || fail "libc6 $version for $arch does not have the expected hash"
 		fi
@@ -88,6 +88,6 @@ print=
 [ "${1-}" != --print ] || { print=yes; shift; }
 [ $# -gt 0 ] || fail "usage: scripts/libc.sh [--print] ARCH..."
 for arch in "$@"; do
-	[ -n "${hashes[$arch]-}" ] || fail "no such architecture: $arch; there are ${!hashes[*]}"
+	[ -n "${hashes[$arch]-}" ] || fail "the architecture $arch is not supported: use one of ${!hashes[*]}"
 	if [ -n "$print" ]; then echo "$cache/$version-$arch/root"; else install_one "$arch"; fi
 done

@@ -11,7 +11,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 target=${XDG_CACHE_HOME:-$HOME/.cache}/pilotfish/promtool
 [ ! -x "$target/promtool" ] || exit 0
 if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
-	echo "promtool.sh: no apt-get and dpkg-deb here, so metrics are not checked with promtool: put it into $target" >&2
+	echo "promtool.sh: apt-get or dpkg-deb is missing, so tests with promtool are skipped: put promtool into $target" >&2
 	exit 0
 fi
 echo "promtool.sh: fetching promtool into $target" >&2

@@ -4,7 +4,7 @@ set -euo pipefail
 
 command -v rpm >/dev/null && exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-	echo "rpm.sh: rpm is not here, so the .rpm package is not tested: install the package rpm" >&2
+	echo "rpm.sh: the program rpm is missing, so the tests of the .rpm package are skipped: install the package rpm" >&2
 	exit 0
 fi
 echo "rpm.sh: installing rpm" >&2

@@ -4,7 +4,7 @@ set -euo pipefail
 
 command -v unbound >/dev/null && exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-	echo "unbound.sh: unbound is not here, so DNS answers are not compared with its: install the package unbound" >&2
+	echo "unbound.sh: the program unbound is missing, so the tests that compare DNS answers with unbound are skipped: install the package unbound" >&2
 	exit 0
 fi
 echo "unbound.sh: installing unbound" >&2

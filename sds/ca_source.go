@@ -187,7 +187,7 @@ func (c *CASource) recordFailure(err error) {
 	if life > 0 {
 		details = append(details, "servedCertificateExpiresIn", left.Round(time.Second))
 	}
-	c.config.Logger.Log(context.Background(), level, "no certificate from the certificate authority", details...)
+	c.config.Logger.Log(context.Background(), level, "the certificate authority issued no certificate", details...)
 }
 
 // installCertificate serves a verified certificate and schedules its renewal.
@@ -206,7 +206,7 @@ func (c *CASource) installCertificate(answer issuedCert, key *keyPair) {
 	c.renewalLog.reset()
 	next := c.nextRotation
 	c.mu.Unlock()
-	c.config.Logger.Info("certificate signed", "identity", c.id, "serial", answer.leaf.SerialNumber.Text(16),
+	c.config.Logger.Info("received a certificate from the certificate authority", "identity", c.id, "serial", answer.leaf.SerialNumber.Text(16),
 		"notAfter", answer.end, "nextRotation", next)
 	c.notify()
 }

@@ -140,7 +140,7 @@ func (c *CASource) checkWorkloadChain(own, roots []*x509.Certificate) (issuedCer
 func splitResponse(answer []string) (own, roots []*x509.Certificate, err error) {
 	if last := len(answer) - 1; last > 0 {
 		if roots, err = parseCertificates([]byte(answer[last])); err != nil {
-			return nil, nil, fmt.Errorf("the root: %w", err)
+			return nil, nil, fmt.Errorf("parsing the root certificates in the response: %w", err)
 		}
 		answer = answer[:last]
 	}

@@ -102,10 +102,10 @@ func (s *FileSource) apply(m Material, err error) (ok bool) {
 	s.mu.Unlock()
 	switch {
 	case changed:
-		s.config.Logger.Info("identity read from files", "certificate", s.config.CertFile)
+		s.config.Logger.Info("loaded the identity from its files", "certificate", s.config.CertFile)
 		s.notify()
 	case err != nil && !repeated:
-		s.config.Logger.Warn("the identity cannot be read from its files", "error", err)
+		s.config.Logger.Warn("cannot read the identity from its files", "error", err)
 	}
 	return err == nil
 }

@@ -29,7 +29,7 @@ var providerTypes = map[string]string{
 
 func (p *KeyProvider) check() error {
 	if p != nil && providerTypes[p.Name] == "" {
-		return fmt.Errorf("sds: the private key provider %q is neither cryptomb nor qat", p.Name)
+		return fmt.Errorf("sds: the private key provider %q is not supported: use cryptomb or qat", p.Name)
 	}
 	return nil
 }

@@ -118,13 +118,13 @@ func parseName(name string) (secretFiles, error) {
 	case strings.HasPrefix(name, certPrefix):
 		cert, key, ok := strings.Cut(name[len(certPrefix):], "~")
 		if !ok || cert == "" || key == "" {
-			return secretFiles{}, fmt.Errorf("the secret name %q is not %s<certificate>~<key>", name, certPrefix)
+			return secretFiles{}, fmt.Errorf("the secret name %q does not have the form %s<certificate>~<key>", name, certPrefix)
 		}
 		return secretFiles{name: name, cert: cert, key: key}, nil
 	case strings.HasPrefix(name, rootPrefix):
 		roots, revoked, listed := strings.Cut(name[len(rootPrefix):], crlInfix)
 		if roots == "" || listed && revoked == "" {
-			return secretFiles{}, fmt.Errorf("the secret name %q is not %s<roots> or %[2]s<roots>%s<revocation lists>", name, rootPrefix, crlInfix)
+			return secretFiles{}, fmt.Errorf("the secret name %q does not have the form %s<roots> or %[2]s<roots>%s<revocation lists>", name, rootPrefix, crlInfix)
 		}
 		if roots == systemRoot {
 			roots = findSystemBundle()
@@ -202,7 +202,7 @@ func readKeyPair(cert, key string) (Material, error) {
 		_, err = parseCertificates(chain) // verifies the intermediates, too
 	}
 	if err != nil {
-		return Material{}, fmt.Errorf("%s and %s: %w", cert, key, err)
+		return Material{}, fmt.Errorf("loading the certificate %s with the key %s: %w", cert, key, err)
 	}
 	return Material{Chain: removePrivateKeys(chain), Key: keyText, Leaf: leaf}, nil
 }

@@ -124,7 +124,7 @@ func TestNonCARootIsRejected(t *testing.T) {
 		own.Bundle = append(append([]byte{}, root.Cert.Raw...), block.Bytes...)
 		for name, r := range map[string]*workload.X509SVIDResponse{
 			"the bundle: ": {Svids: []*workload.X509SVID{own}},
-			"the bundle of spiffe://other: ": {Svids: []*workload.X509SVID{newSVID(t, root, identity)},
+			"parsing the trust bundle of spiffe://other: ": {Svids: []*workload.X509SVID{newSVID(t, root, identity)},
 				FederatedBundles: map[string][]byte{"spiffe://other": block.Bytes}},
 		} {
 			api.set(r)

@@ -151,7 +151,7 @@ func (s *SPIFFESource) recordFailure(err error) {
 	level, shouldLog := s.renewalLog.recordFailure(err, left, life, now)
 	s.mu.Unlock()
 	if shouldLog {
-		s.config.Logger.Log(context.Background(), level, "no certificate from the SPIFFE Workload API", "address", s.config.Target,
+		s.config.Logger.Log(context.Background(), level, "the SPIFFE Workload API returned no certificate", "address", s.config.Target,
 			"error", err, "lastGoodServed", life > 0)
 	}
 }
@@ -163,7 +163,7 @@ func (s *SPIFFESource) apply(m Material) {
 	s.renewalLog.reset()
 	s.mu.Unlock()
 	if changed {
-		s.config.Logger.Info("identity from the SPIFFE Workload API", "identity", m.Leaf.URIs[0], "notAfter", m.Leaf.NotAfter)
+		s.config.Logger.Info("received an identity from the SPIFFE Workload API", "identity", m.Leaf.URIs[0], "notAfter", m.Leaf.NotAfter)
 		s.notify()
 	}
 }
@@ -230,7 +230,7 @@ func (s *SPIFFESource) checkSVID(leaf *x509.Certificate, others, roots []*x509.C
 		return fmt.Errorf("the certificate does not chain to a root of its bundle: %w", err)
 	}
 	if err := checkRoots(roots); err != nil {
-		return fmt.Errorf("the bundle: %w", err)
+		return fmt.Errorf("parsing the trust bundle: %w", err)
 	}
 	return nil
 }
@@ -252,7 +252,7 @@ func (m *Material) addFederatedRoots(own []*x509.Certificate, bundles map[string
 			err = checkRoots(roots)
 		}
 		if err != nil {
-			return fmt.Errorf("the bundle of %s: %w", id, err)
+			return fmt.Errorf("parsing the trust bundle of %s: %w", id, err)
 		}
 		if len(roots) == 0 || domain == m.Leaf.URIs[0].Host {
 			continue

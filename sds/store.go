@@ -189,7 +189,7 @@ func (s *store) identitySecret(name string) *secret {
 		made, err = s.buildRootsSecret(m)
 	}
 	if err != nil {
-		s.log.Error("building a secret failed", "name", name, "error", err)
+		s.log.Error("cannot build a secret for Envoy from the workload's certificates", "name", name, "error", err)
 		return nil
 	}
 	if made != nil {
@@ -289,7 +289,7 @@ func (s *store) setRevocations(read revocations, err error) (changed bool) {
 	case err != nil:
 		if err.Error() != old.problem {
 			s.metrics.secretFailures.Inc()
-			s.log.Warn("the revocation lists cannot be read", "error", err, "lastGoodListsServed", len(old.lists))
+			s.log.Warn("cannot read the revocation lists", "error", err, "lastGoodListsServed", len(old.lists))
 		}
 		s.extras.revoked.problem = err.Error()
 		return false
@@ -297,7 +297,7 @@ func (s *store) setRevocations(read revocations, err error) (changed bool) {
 		s.extras.revoked.problem = ""
 		return false
 	}
-	s.log.Info("revocation lists read", "file", s.crlFile, "lists", len(read.lists))
+	s.log.Info("loaded the revocation lists", "file", s.crlFile, "lists", len(read.lists))
 	s.extras.revoked = read
 	s.extras.generation++
 	return true
@@ -315,7 +315,7 @@ func (s *store) disableProvider(reason string) {
 	s.extras.provider = nil
 	s.extras.generation++
 	s.mu.Unlock()
-	s.log.Warn("this Envoy does not have the private key provider; it receives the keys themselves", "provider", provider.Name)
+	s.log.Warn("this Envoy does not support the private key provider; the agent sends the private keys to Envoy instead", "provider", provider.Name)
 	s.reload()
 	s.invalidate()
 }
@@ -352,13 +352,13 @@ func (s *store) recordResult(e *fileSecret, changed bool, err error) bool {
 		if problem := err.Error(); problem != e.problem { // log once per cause, not for each attempt
 			e.problem = problem
 			s.metrics.secretFailures.Inc()
-			s.log.Warn("a secret cannot be read from its files", "name", e.name, "error", err, "lastGoodServed", e.secret != nil)
+			s.log.Warn("cannot read a secret from its files", "name", e.name, "error", err, "lastGoodServed", e.secret != nil)
 		}
 		return false
 	}
 	e.problem = ""
 	if changed {
-		s.log.Info("secret read from its files", "name", e.name, "version", e.secret.version)
+		s.log.Info("loaded a secret from its files", "name", e.name, "version", e.secret.version)
 	}
 	return changed
 }

@@ -212,7 +212,7 @@ func (c *client) recordNACK(detail *rpcstatus.Status) {
 
 func checkType(typeURL string) error {
 	if typeURL != "" && typeURL != secretType {
-		return status.Errorf(codes.InvalidArgument, "only %s is served here, not %s", secretType, typeURL)
+		return status.Errorf(codes.InvalidArgument, "this server serves only resources of the type %s, not %s", secretType, typeURL)
 	}
 	return nil
 }

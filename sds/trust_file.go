@@ -63,7 +63,7 @@ func (c *CASource) reloadTrustFile() (ok, changed bool) {
 	defer c.mu.Unlock()
 	if err != nil {
 		if c.trust.problem == nil || c.trust.problem.Error() != err.Error() { // log once per cause, not for each attempt
-			c.config.Logger.Warn("the trust file cannot be used", "error", err, "lastGoodRootsServed", len(c.trust.certs))
+			c.config.Logger.Warn("cannot use the trust file", "error", err, "lastGoodRootsServed", len(c.trust.certs))
 		}
 		c.trust.problem = err
 		return false, false

@@ -142,7 +142,7 @@ func (w *fileWatcher) waitForChange(ctx context.Context, maxWait time.Duration) 
 		case <-ctx.Done():
 			return false
 		case err := <-errs:
-			w.log.Warn("watching files failed", "error", err)
+			w.log.Warn("an error occurred while watching certificate files; the files are read again", "error", err)
 			w.failed()
 			return true
 		case event := <-events:

@@ -28,7 +28,7 @@ func (s *Server) serveEnvoyStats(w http.ResponseWriter, r *http.Request) {
 	defer processors.UseAll()() // the statistics are read and copied in parallel
 	body, format, err := s.request(ctx, address, acceptText, r.Header)
 	if err != nil {
-		http.Error(w, fmt.Sprintf("no statistics: Envoy: %v", err), http.StatusServiceUnavailable)
+		http.Error(w, fmt.Sprintf("cannot read Envoy's statistics: %v", err), http.StatusServiceUnavailable)
 		return
 	}
 	defer body.Close()

@@ -50,7 +50,7 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	defer sc.close()
 	if err := sc.emptyError(); err != nil {
 		s.buffers.put(kit)
-		http.Error(w, fmt.Sprintf("no metrics: %v", err), http.StatusServiceUnavailable)
+		http.Error(w, fmt.Sprintf("no source returned metrics: %v", err), http.StatusServiceUnavailable)
 		return
 	}
 	format := sc.format(ctx, timeout/4)

@@ -70,7 +70,7 @@ func onlyLoopback(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		from, err := netip.ParseAddrPort(r.RemoteAddr)
 		if err != nil || !from.Addr().Unmap().IsLoopback() {
-			http.Error(w, "only from the same pod or machine (loopback)", http.StatusForbidden)
+			http.Error(w, "this page is available only to clients on loopback, in the same pod or machine", http.StatusForbidden)
 			return
 		}
 		next.ServeHTTP(w, r)

@@ -75,7 +75,7 @@ func newScraper() *http.Client {
 		},
 		CheckRedirect: func(r *http.Request, via []*http.Request) error {
 			if r.URL.Host != via[0].URL.Host || len(via) > maxRedirects {
-				return fmt.Errorf("it redirects to %s; only %d redirects are followed, and only to the same target", r.URL.Redacted(), maxRedirects)
+				return fmt.Errorf("the response redirects to %s; only %d redirects are followed, and only to the same target", r.URL.Redacted(), maxRedirects)
 			}
 			return nil
 		},
@@ -188,11 +188,11 @@ func (s *Server) request(ctx context.Context, target, accept string, from http.H
 	encoding := resp.Header.Get("Content-Encoding")
 	switch {
 	case resp.StatusCode != http.StatusOK:
-		err = fmt.Errorf("the response is %s", resp.Status)
+		err = fmt.Errorf("the response has status %s", resp.Status)
 	case !ok:
-		err = fmt.Errorf("its content type is %q, which is neither text/plain nor OpenMetrics", kind)
+		err = fmt.Errorf("the content type of the response is %q, which is neither text/plain nor OpenMetrics", kind)
 	case encoding != "" && encoding != "identity":
-		err = fmt.Errorf("its response is compressed (%q), which was not requested", encoding)
+		err = fmt.Errorf("the response is compressed (%q), which the agent did not request", encoding)
 	default:
 		return resp.Body, format, nil
 	}
@@ -209,7 +209,7 @@ func withoutURL(err error) error {
 	return err
 }
 
-var errSlow = errors.New("it did not respond completely in time")
+var errSlow = errors.New("the complete response did not arrive in time")
 
 // endBy cancels the source at a time before its own deadline. The returned function stops the timer.
 func (s *source) endBy(early time.Time) (off func()) {

@@ -283,7 +283,7 @@ func TestEnvoyThatHangsLeavesTimeForTheApplication(t *testing.T) {
 	_, url := run(t, Config{Gatherer: agentMetrics(), Metrics: m})
 	a := call(t, "GET", url+"/metrics", timeoutHeader, "1")
 	f := parse(t, a.body)
-	if f["envoy_x"] == nil || f["app_x"] == nil || !strings.Contains(a.body, "# pilotfish: envoy is incomplete: it did not respond completely in time") {
+	if f["envoy_x"] == nil || f["app_x"] == nil || !strings.Contains(a.body, "# pilotfish: envoy is incomplete: the complete response did not arrive in time") {
 		t.Errorf("%q", a.body)
 	}
 }

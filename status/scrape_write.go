@@ -139,7 +139,7 @@ func (sc *scrape) recordFailure(src *source) {
 		return
 	}
 	sc.metrics.failures.WithLabelValues(src.kind).Inc()
-	sc.Logger.Debug("a source of metrics is missing or incomplete", "source", src.String(), "error", src.err)
+	sc.Logger.Debug("a source of metrics is missing or incomplete in a scrape", "source", src.String(), "error", src.err)
 }
 
 // report appends metrics about the result of each source, because the failure counters show it only in the next scrape.

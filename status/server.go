@@ -97,7 +97,7 @@ func New(c Config) (*Server, error) {
 	}
 	listener, err := c.listen()
 	if err != nil {
-		return nil, fmt.Errorf("agent status server: %w", err)
+		return nil, fmt.Errorf("starting the agent's status server: %w", err)
 	}
 	s.listener = listener
 	s.app = newAppProbes(c.AppProbes, listener.Addr(), m.probes, c.Logger)
@@ -148,7 +148,7 @@ func (s *Server) Run(ctx context.Context) error {
 	go func() { served <- s.http.Serve(s.listener) }()
 	select {
 	case err := <-served:
-		return fmt.Errorf("agent status server on %s: %w", s.Addr(), err)
+		return fmt.Errorf("serving the agent's status port on %s: %w", s.Addr(), err)
 	case <-ctx.Done():
 	}
 	s.idle.close()
@@ -158,7 +158,7 @@ func (s *Server) Run(ctx context.Context) error {
 		_ = s.http.Close()
 	}
 	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("agent status server on %s: %w", s.Addr(), err)
+		return fmt.Errorf("serving the agent's status port on %s: %w", s.Addr(), err)
 	}
 	return nil
 }

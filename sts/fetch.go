@@ -35,7 +35,7 @@ func (f FileFetcher) Fetch(context.Context) (Secret, error) {
 		token, err := f.read()
 		result <- found{token, err}
 	}); err != nil {
-		return "", fmt.Errorf("token file: %w", err)
+		return "", fmt.Errorf("reading the token file: %w", err)
 	}
 	r := <-result
 	return r.token, r.err
@@ -47,7 +47,7 @@ func (f FileFetcher) read() (Secret, error) {
 		return "", fmt.Errorf("the token file %s does not exist: mount the projected service account token there", f.Path)
 	}
 	if err != nil {
-		return "", fmt.Errorf("token file: %w", err)
+		return "", fmt.Errorf("reading the token file: %w", err)
 	}
 	token := Secret(strings.TrimSpace(string(data)))
 	if !isCredential(token) {
@@ -131,7 +131,7 @@ func (f *MetadataFetcher) Fetch(ctx context.Context) (Secret, error) {
 		if left > 0 {
 			return f.token, nil
 		}
-		return "", fmt.Errorf("metadata server: %w", err)
+		return "", fmt.Errorf("requesting a token from the metadata server: %w", err)
 	}
 	f.token, f.expires, f.retryAt = token, expires, now.Add(metadataPause)
 	return token, nil

@@ -118,7 +118,7 @@ func (g *Google) federate(ctx context.Context, request Request, scope string) (T
 	sentAt := g.config.Now()
 	r, err := g.send(ctx, func(ctx context.Context) (*http.Request, error) { return newForm(ctx, g.tokenURL.String(), form) })
 	if err != nil {
-		return Token{}, fmt.Errorf("federated token: %w", err)
+		return Token{}, fmt.Errorf("requesting a federated token: %w", err)
 	}
 	return r.token(g.Name(), sentAt)
 }
@@ -140,11 +140,11 @@ func (g *Google) impersonate(ctx context.Context, federated Secret, scope string
 		return post, nil
 	})
 	if err != nil {
-		return Token{}, fmt.Errorf("access token of %s: %w", g.config.ServiceAccount, err)
+		return Token{}, fmt.Errorf("requesting an access token of %s: %w", g.config.ServiceAccount, err)
 	}
 	token, err := parseAccessToken(r)
 	if err != nil {
-		return Token{}, fmt.Errorf("access token of %s: %w", g.config.ServiceAccount, err)
+		return Token{}, fmt.Errorf("requesting an access token of %s: %w", g.config.ServiceAccount, err)
 	}
 	return token, nil
 }
@@ -160,7 +160,7 @@ func parseAccessToken(r reply) (Token, error) {
 	access := Secret(answer.AccessToken)
 	switch {
 	case r.status != http.StatusOK:
-		return Token{}, fmt.Errorf("status %d %s", r.status, r.googleError())
+		return Token{}, fmt.Errorf("the server responded with status %d %s", r.status, r.googleError())
 	case err != nil || !isCredential(access) || answer.ExpireTime.IsZero():
 		return Token{}, fmt.Errorf("the response has no accessToken or no valid expireTime")
 	}

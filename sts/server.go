@@ -95,12 +95,12 @@ func New(config Config) (*Server, error) {
 func checkLoopback(address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
-		return fmt.Errorf("listening address %q: write it as 127.0.0.1:15463", address)
+		return fmt.Errorf("listening address %q: write a value such as 127.0.0.1:15463", address)
 	}
 	if ip, err := netip.ParseAddr(host); host == "localhost" || (err == nil && ip.IsLoopback()) {
 		return nil
 	}
-	return fmt.Errorf("listening address %q: tokens are issued only on a loopback address: write it as 127.0.0.1:15463", address)
+	return fmt.Errorf("listening address %q: tokens are issued only on a loopback address: write a value such as 127.0.0.1:15463", address)
 }
 
 func (s *Server) listen() error {
@@ -250,7 +250,7 @@ func (s *Server) exchange(ctx context.Context, request Request) (Token, error) {
 	s.metrics.exchanged(err, time.Since(start))
 	var refusal *Error
 	if errors.As(err, &refusal) {
-		s.config.Logger.Warn("the exchange server rejected a token exchange", "by", s.config.Exchanger.Name(), "error", presentable(err.Error()))
+		s.config.Logger.Warn("the exchange server rejected a token exchange", "server", s.config.Exchanger.Name(), "error", presentable(err.Error()))
 		return Token{}, err // not a failure of the server: the server responded
 	}
 	s.note(err)
@@ -264,10 +264,10 @@ func (s *Server) note(err error) {
 	case err != nil && s.trouble == nil:
 		s.since = s.config.Now()
 		s.config.Logger.Warn("token exchanges fail; cached tokens are returned until they expire",
-			"at", s.config.Exchanger.Name(), "error", presentable(err.Error()))
+			"server", s.config.Exchanger.Name(), "error", presentable(err.Error()))
 	case err == nil && s.trouble != nil:
-		s.config.Logger.Info("token exchanges succeed again", "at", s.config.Exchanger.Name(),
-			"failed for", s.config.Now().Sub(s.since).Round(time.Second))
+		s.config.Logger.Info("token exchanges succeed again", "server", s.config.Exchanger.Name(),
+			"failedFor", s.config.Now().Sub(s.since).Round(time.Second))
 	}
 	s.trouble = err
 }

@@ -173,7 +173,7 @@ func TestInvalidFiltersAreRejectedByName(t *testing.T) {
 		config *anypb.Any
 		says   string
 	}{
-		"no URL":      {packed(t, &httpwasmv3.Wasm{Config: plugin("", noSum, nil)}), "location of its module"},
+		"no URL":      {packed(t, &httpwasmv3.Wasm{Config: plugin("", noSum, nil)}), "location of the module"},
 		"no secret":   {packed(t, &httpwasmv3.Wasm{Config: plugin("oci://r.example/a:v1", noSum, map[string]string{hintSecret: ""})}), "dockerconfigjson"},
 		"garbage":     {&anypb.Any{TypeUrl: httpWasmType, Value: []byte{0xff}}, "reading"},
 		"odd struct":  {&anypb.Any{TypeUrl: structType, Value: []byte{0xff}}, "reading"},

@@ -79,7 +79,7 @@ func (m *Modules) Rewrite(ctx context.Context, resources [][]byte) (retries []fu
 
 func (m *Modules) countConversion(result string) { m.metrics.conversions.WithLabelValues(result).Inc() }
 
-var errNoHint = errors.New("it does not specify the location of its module")
+var errNoHint = errors.New("the configuration does not specify the location of the module")
 
 // conversionResult returns the value of the metric's label "result" for an error of readFilter.
 func conversionResult(err error) string {
@@ -121,7 +121,7 @@ func (f *filter) read(config *anypb.Any) error {
 	if f.typeURL == structType || f.typeURL == udpaStructType {
 		typed = &typev3.TypedStruct{}
 		if err := proto.Unmarshal(config.GetValue(), typed); err != nil {
-			return fmt.Errorf("reading its configuration: %w", err)
+			return fmt.Errorf("reading the configuration: %w", err)
 		}
 		f.typeURL = typed.GetTypeUrl()
 	}
@@ -144,7 +144,7 @@ func (f *filter) read(config *anypb.Any) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("reading its configuration: %w", err)
+		return fmt.Errorf("reading the configuration: %w", err)
 	}
 	f.plugin = plugin()
 	return nil
@@ -182,7 +182,7 @@ func (m *Modules) convert(ctx context.Context, f *filter) (resource []byte, retr
 			return nil, nil, err
 		}
 		m.countConversion(resultFetch)
-		m.log.Error("a filter's module cannot be fetched; until it can, "+f.describePlaceholder(), "filter", f.resource.GetName(), "error", err)
+		m.log.Error("a filter's module cannot be fetched; until a fetch succeeds, "+f.describePlaceholder(), "filter", f.resource.GetName(), "error", err)
 		retry = m.retryMissing(f, module, err, errors.Is(err, fetchguard.ErrBlocked))
 		f.replace()
 		resource, err = proto.Marshal(f.resource)

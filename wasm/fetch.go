@@ -32,7 +32,7 @@ var (
 type statusError struct{ code int }
 
 func (e statusError) Error() string {
-	return fmt.Sprintf("the server answered %d %s", e.code, http.StatusText(e.code))
+	return fmt.Sprintf("the server responded with status %d %s", e.code, http.StatusText(e.code))
 }
 
 // fetched is a fetched module in a temporary file.

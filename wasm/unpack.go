@@ -29,7 +29,7 @@ const (
 
 // errTooLarge means that a module is larger than Config.MaxSize, packed or unpacked, or a registry's response larger than
 // maxResponse.
-var errTooLarge = errors.New("it is larger than the maximum size")
+var errTooLarge = errors.New("larger than the maximum size (ISTIO_WASM_MAX_BINARY_SIZE_BYTES)")
 
 // unpack extracts the module from the input, which is an uncompressed module, gzip, a tar archive, or a tar archive in
 // gzip. From an archive it extracts the first module whose base name is name, or the first module if name is empty. It
@@ -43,13 +43,13 @@ func unwrap(to io.Writer, from io.Reader, name string, max int64, depth int) err
 	in := bufio.NewReaderSize(from, 32<<10)
 	head, err := in.Peek(tarMagicOffset + 5)
 	if len(head) == 0 {
-		return fmt.Errorf("it is empty: %w", noEOF(err))
+		return fmt.Errorf("the module is empty: %w", noEOF(err))
 	}
 	switch {
 	case bytes.HasPrefix(head, moduleMagic):
 		return copyModule(to, in, max)
 	case depth == 0:
-		return errors.New("it is compressed more than once")
+		return errors.New("the module is compressed or archived more than three times")
 	case bytes.HasPrefix(head, gzipMagic):
 		unzipped, err := gzip.NewReader(in)
 		if err != nil {
@@ -59,9 +59,9 @@ func unwrap(to io.Writer, from io.Reader, name string, max int64, depth int) err
 	case len(head) > tarMagicOffset && bytes.HasPrefix(head[tarMagicOffset:], []byte("ustar")):
 		return copyMember(to, tar.NewReader(in), name, max)
 	case bytes.HasPrefix(head, zstdMagic):
-		return errors.New("it is compressed with zstd, which is not supported; use gzip")
+		return errors.New("the module is compressed with zstd, which is not supported; use gzip")
 	}
-	return errors.New("it is not a WebAssembly module, a gzip file or a tar archive")
+	return errors.New("the content is not a WebAssembly module, a gzip file or a tar archive")
 }
 
 // copyMember extracts the first module in archive whose base name is name, or the first module if name is empty.

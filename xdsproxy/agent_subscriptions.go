@@ -83,7 +83,7 @@ func (a *upstreamStream) applyLocal(l LocalType, r wire.Response, f *wire.Messag
 		err = l.Apply(contents, r.Version)
 	}
 	if err != nil {
-		a.relay.log.Warn("the agent rejected a response for its own use (not for Envoy)", "type", r.TypeURL, "version", r.Version, "reason", err)
+		a.relay.log.Warn("the agent rejected a response that it requested for itself, not for Envoy", "type", r.TypeURL, "version", r.Version, "reason", err)
 	} else {
 		a.relay.recordApplied(r)
 	}

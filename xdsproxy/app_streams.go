@@ -11,7 +11,7 @@ import (
 // maxClients limits the number of open streams of applications. Each of these streams has its own upstream connection.
 const maxClients = 64
 
-var errTooManyClients = status.Errorf(codes.ResourceExhausted, "applications have the maximum number of xDS streams, %d", maxClients)
+var errTooManyClients = status.Errorf(codes.ResourceExhausted, "the stream is refused, because applications have %d xDS streams, which is the maximum", maxClients)
 
 // appStreams counts the streams of applications that are xDS clients themselves, such as proxyless gRPC applications.
 // Each application is a separate xDS client, so each stream is independent of all other streams.

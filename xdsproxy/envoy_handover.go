@@ -78,7 +78,7 @@ func (r *Relay) tryActivate(s *session) (wait <-chan struct{}) {
 	defer r.mu.Unlock()
 	index, old := r.handover.position(s.process), r.activeSession
 	if old != nil && index < r.handover.position(old.process) {
-		r.log.Info("an old Envoy's stream waits, because a newer Envoy is served", "pid", s.process, "newer", old.process)
+		r.log.Info("the stream of an old Envoy waits, because the agent serves a newer Envoy", "pid", s.process, "newerPID", old.process)
 		if r.handover.released == nil {
 			r.handover.released = make(chan struct{})
 		}
@@ -88,7 +88,7 @@ func (r *Relay) tryActivate(s *session) (wait <-chan struct{}) {
 	r.tracker.markEnvoyConnected(s.proto, s.process)
 	if old != nil {
 		old.cancel(errDisplaced)
-		r.log.Info("a new stream of Envoy displaces the old one", "pid", s.process, "old", old.process)
+		r.log.Info("a new stream of Envoy replaces its previous stream", "pid", s.process, "oldPID", old.process)
 	}
 	return nil
 }

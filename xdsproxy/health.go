@@ -124,7 +124,7 @@ func (h *healthReporter) report(enabled bool) (<-chan struct{}, error) {
 	}
 	f, err := report.encode(h.proto, h.typeURL)
 	if err != nil {
-		h.relay.log.Error("a health report cannot be sent", "type", h.typeURL, "error", err)
+		h.relay.log.Error("cannot send a health report to the control plane", "type", h.typeURL, "error", err)
 		return changed, nil
 	}
 	defer f.Free()

@@ -122,7 +122,7 @@ func (l *statusTracker) noResponseReason() string {
 	case !l.hasEnvoy:
 		return "Envoy has not requested its configuration yet"
 	}
-	return fmt.Sprintf("the control plane %s has not answered yet", l.upstream)
+	return fmt.Sprintf("the control plane %s has not responded yet", l.upstream)
 }
 
 // rejections describes the types whose newest response Envoy rejected after it had accepted an earlier one.
@@ -130,7 +130,7 @@ func (b *envoyState) rejections() []string {
 	var reasons []string
 	for typeURL, nack := range b.acceptedTypes {
 		if nack != nil {
-			reasons = append(reasons, fmt.Sprintf("Envoy rejected its newest %s configuration and keeps the last accepted one: %s",
+			reasons = append(reasons, fmt.Sprintf("Envoy rejected its newest %s configuration and continues with the last accepted one: %s",
 				shortType(typeURL), nack.Reason))
 		}
 	}

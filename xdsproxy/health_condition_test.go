@@ -55,11 +55,11 @@ func TestConditionIsPerEnvoyProcess(t *testing.T) {
 	b := newTrackerTest(t)
 	b.expect("no Envoy", 0, 0, "Envoy has not requested")
 	b.connect(10)
-	b.expect("requested, not answered", 10, 0, "has not answered yet")
+	b.expect("requested, not answered", 10, 0, "has not responded yet")
 	b.exchange(listenerType, "")
 	b.expect("the first Envoy", 10, 0, "ok ")
 	b.exchange(listenerType, "listener x: no")
-	b.expect("rejected update", 10, 0, "ok keeps the last accepted one: listener x: no")
+	b.expect("rejected update", 10, 0, "ok continues with the last accepted one: listener x: no")
 
 	b.markEnvoyDisconnected()
 	b.now = b.now.Add(time.Minute)
@@ -67,7 +67,7 @@ func TestConditionIsPerEnvoyProcess(t *testing.T) {
 	if s := b.types[listenerType].state(); s != StateRequested {
 		t.Errorf("the state of listeners is %q for an Envoy that has none", s)
 	}
-	b.expect("restarted Envoy", 11, 0, "has not answered yet")
+	b.expect("restarted Envoy", 11, 0, "has not responded yet")
 	restarted := b.now
 	b.exchange(listenerType, "listener x: no")
 	b.now = b.now.Add(time.Minute)
@@ -76,13 +76,13 @@ func TestConditionIsPerEnvoyProcess(t *testing.T) {
 	if c := b.condition(11, 0); !c.Since.Equal(restarted) {
 		t.Errorf("since %v, want that of the first rejection, %v", c.Since, restarted)
 	}
-	b.expect("older Envoy while both run", 10, 0, "ok keeps the last accepted one")
+	b.expect("older Envoy while both run", 10, 0, "ok continues with the last accepted one")
 	b.expect("whichever is in force", 0, 0, "rejected its first Listener")
 	b.exchange(listenerType, "")
 	b.expect("mended", 11, 0, "ok ")
 
 	b.connect(10)
-	b.expect("older Envoy served again", 10, 0, "ok keeps the last accepted one")
+	b.expect("older Envoy served again", 10, 0, "ok continues with the last accepted one")
 }
 
 func TestLostControlPlaneMakesUnreadyOnlyAfterLossLimit(t *testing.T) {

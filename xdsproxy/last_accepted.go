@@ -86,7 +86,7 @@ func (r *Relay) registerLastGood(registerer prometheus.Registerer) error {
 	for _, c := range []prometheus.Collector{
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "pilotfish_xds_configuration_age_seconds",
-			Help: "Seconds since Envoy's configuration was last known to be that of the control plane; 0 while a control plane is connected.",
+			Help: "Seconds since the control plane last confirmed Envoy's configuration; 0 while a control plane is connected.",
 		}, func() float64 {
 			if since := r.lastGoodStatus().UpToDate; !since.IsZero() {
 				// The clock may have been set back, so the difference may be negative.
@@ -101,7 +101,7 @@ func (r *Relay) registerLastGood(registerer prometheus.Registerer) error {
 			Name: "pilotfish_xds_last_good_failures_total", Help: "Failed and hung disk operations for the last accepted configuration. After a failed save or a hung operation, the agent saves nothing until Envoy's next stream.",
 		}, func() float64 { return float64(stored().Failures) }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "pilotfish_xds_last_good_served_total", Help: "Number of times that an Envoy received the last accepted configuration, because no control plane answered.",
+			Name: "pilotfish_xds_last_good_served_total", Help: "Number of times that an Envoy received the last accepted configuration, because no control plane responded.",
 		}, func() float64 { return float64(r.lastGoodServed.Load()) }),
 	} {
 		if err := registerer.Register(c); err != nil {

@@ -65,7 +65,7 @@ func (s *session) serveLastGood(snapshot *lastgood.Snapshot) error {
 	}
 	order := append([]string(nil), s.state.typeOrder...)
 	s.mu.Unlock()
-	s.relay.log.Info("Envoy receives the last accepted configuration, because no control plane answers",
+	s.relay.log.Info("Envoy receives the last accepted configuration, because no control plane responds",
 		"upToDate", snapshot.UpToDate, "resources", resources, "bytes", size)
 	s.relay.lastGoodServed.Add(1)
 	for _, typeURL := range order {
@@ -129,7 +129,7 @@ func (s *session) sendStoredResponse(r wire.Response, f *wire.Message) error {
 			err = s.sendRewrittenStored(rewrite, job, changed, retries)
 		}
 		if err != nil && s.ctx.Err() == nil {
-			s.relay.log.Warn("a part of the last accepted configuration was skipped", "type", r.TypeURL, "reason", err)
+			s.relay.log.Warn("skipped a part of the last accepted configuration; Envoy does not receive that part", "type", r.TypeURL, "reason", err)
 		}
 	})
 	return nil
@@ -181,7 +181,7 @@ func (s *session) buildStored(typeURL string, names []string) (c storedResponse,
 	for len(names) > 0 && (isSingle || c.size < maxStoredResponse || typeURL == virtualHostType && routeName(names[0]) == last) {
 		last = routeName(names[0])
 		if err := c.addResource(s.proto, snapshot, typeURL, names[0]); err != nil {
-			s.relay.log.Warn("a part of the last accepted configuration was skipped", "type", typeURL, "name", names[0], "reason", err)
+			s.relay.log.Warn("skipped a part of the last accepted configuration; Envoy does not receive that part", "type", typeURL, "name", names[0], "reason", err)
 		}
 		names = names[1:]
 	}

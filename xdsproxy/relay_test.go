@@ -247,7 +247,7 @@ func TestAcksAndNacksAreRecorded(t *testing.T) {
 	testenv.Eventually(t, "the later rejection is reported and Envoy remains ready", func() error {
 		s := typeStatus(relay, clusterURL)
 		ok, reason := relay.Health()
-		if !ok || !strings.Contains(reason, "keeps the last accepted one") || s.State != StateRejected || s.Version != "v2" ||
+		if !ok || !strings.Contains(reason, "continues with the last accepted one") || s.State != StateRejected || s.Version != "v2" ||
 			s.LastNack == nil || s.LastNack.Version != "v3" || s.Nacks != 2 {
 			return fmt.Errorf("health = %v, %q; status = %+v", ok, reason, s)
 		}
@@ -281,7 +281,7 @@ func TestEnvoyWithoutRoutesIsNotReady(t *testing.T) {
 		t.Errorf("with routes: %v, %q", ok, reason)
 	}
 	exchange(routeURL, "4", "http_proxy: again")
-	if ok, reason := healthOf(l); !ok || !strings.Contains(reason, "keeps the last accepted one: http_proxy: again") {
+	if ok, reason := healthOf(l); !ok || !strings.Contains(reason, "continues with the last accepted one: http_proxy: again") {
 		t.Errorf("with routes that it accepted before: %v, %q", ok, reason)
 	}
 }

@@ -99,7 +99,7 @@ func (a *upstreamStream) rewrite(rewrite Rewriter, job rewriteJob) error {
 	case a.ctx.Err() != nil:
 		return nil
 	case err != nil:
-		a.relay.log.Warn("a response was rejected before it was sent to Envoy", "type", job.TypeURL, "reason", err)
+		a.relay.log.Warn("the agent rejected a response of the control plane and did not forward it to Envoy", "type", job.TypeURL, "reason", err)
 		a.rejectResponse(job, err)
 		return nil
 	}

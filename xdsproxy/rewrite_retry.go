@@ -112,7 +112,7 @@ func (s *session) sendRetried(ctx context.Context, typeURL, version string, r Re
 		err = s.sendToEnvoy(retryEpoch, about, f, stored)
 	}
 	if err != nil && s.ctx.Err() == nil {
-		s.relay.log.Warn("a retried resource could not be sent to Envoy", "type", typeURL, "name", r.Name, "reason", err)
+		s.relay.log.Warn("cannot send a retried resource to Envoy", "type", typeURL, "name", r.Name, "reason", err)
 	}
 }
 

@@ -146,7 +146,7 @@ func (j *appSupervisor) forwardSignal(s os.Signal) {
 
 // stopOrphan stops an application whose proxy has exited.
 func (j *appSupervisor) stopOrphan(cause error) error {
-	j.agent.Logger.Error("the proxy exited before the application; stopping the application", "error", cause, "within", orphanGracePeriod)
+	j.agent.Logger.Error("the proxy exited before the application; stopping the application", "error", cause, "timeout", orphanGracePeriod)
 	j.app.signal(syscall.SIGTERM)
 	deadline := time.NewTimer(orphanGracePeriod)
 	defer deadline.Stop()

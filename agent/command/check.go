@@ -21,13 +21,13 @@ import (
 
 const checkHelp = `Check whether a running agent and its Envoy work, and how to correct what does
 not:
-  identity       the certificate is that of the agent's service account
-  control plane  the agent is connected to it
-  certificates   they are valid and are renewed in time
+  identity       the certificate is for the agent's service account
+  control plane  the agent is connected to the control plane
+  certificates   the certificates are valid and are renewed in time
   configuration  Envoy has accepted its newest configuration
   redirection    rules redirect the pod's traffic to Envoy
   DNS            the agent's DNS server answers
-  Envoy          it runs and is ready
+  Envoy          Envoy runs and is ready
 
 A check that does not apply to this agent is skipped. The check of the
 redirection requires the privilege CAP_NET_ADMIN; without it, it is skipped.

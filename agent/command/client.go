@@ -24,7 +24,7 @@ type agentQuery struct {
 
 func (q *agentQuery) addTo(c *cobra.Command) {
 	f := c.Flags()
-	f.StringVarP(&q.format, "output", "o", formatTable, "table, json or yaml")
+	f.StringVarP(&q.format, "output", "o", formatTable, "output format: table, json or yaml")
 	usage.SetCompletions(c, "output", formatTable, formatJSON, formatYAML)
 	addConfigPath(f, &q.configPath)
 	logging.AddHiddenFlags(f)

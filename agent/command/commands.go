@@ -78,7 +78,7 @@ func newVersionCommand() *cobra.Command {
 			return err
 		},
 	}
-	c.Flags().StringVarP(&format, "output", "o", "", "json or yaml instead of one line")
+	c.Flags().StringVarP(&format, "output", "o", "", "output format: json or yaml (default: one line of text)")
 	c.Flags().BoolVarP(&short, "short", "s", false, "print only the version number")
 	usage.SetCompletions(c, "output", formatJSON, formatYAML)
 	return c

@@ -30,7 +30,7 @@ func newConfigCommand() *cobra.Command {
 	}
 	o.addTo(c)
 	o.log.AddHiddenTo(c.Flags())
-	c.Flags().StringVarP(&o.format, "output", "o", formatTable, "table, json or yaml")
+	c.Flags().StringVarP(&o.format, "output", "o", formatTable, "output format: table, json or yaml")
 	usage.SetCompletions(c, "output", formatTable, formatJSON, formatYAML)
 	return c
 }
@@ -74,9 +74,9 @@ func newBootstrapCommand() *cobra.Command {
 	}
 	o.addTo(c)
 	o.log.AddHiddenTo(c.Flags())
-	c.Flags().StringVarP(&o.format, "output", "o", formatJSON, "json or yaml")
+	c.Flags().StringVarP(&o.format, "output", "o", formatJSON, "output format: json or yaml")
 	usage.SetCompletions(c, "output", formatJSON, formatYAML)
-	c.Flags().BoolVar(&o.validate, "validate", false, "check the bootstrap with Envoy (envoy --mode validate)")
+	c.Flags().BoolVar(&o.validate, "validate", false, "check with Envoy that it accepts the bootstrap (envoy --mode validate), and print the bootstrap")
 	c.Flags().BoolVar(&o.grpc, "grpc", false, "print the bootstrap of proxyless gRPC clients instead")
 	return c
 }

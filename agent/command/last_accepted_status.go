@@ -15,16 +15,16 @@ import (
 func addLastGood(t *terminal.Table, g xdsproxy.LastGoodStatus) {
 	switch {
 	case g.Served:
-		t.AddRow("configuration", "the stored one; the control plane last confirmed it "+formatAgo(g.UpToDate))
+		t.AddRow("configuration", "Envoy has the stored configuration; the control plane last confirmed it "+formatAgo(g.UpToDate))
 	case !g.UpToDate.IsZero():
 		t.AddRow("configuration", "the control plane last confirmed it "+formatAgo(g.UpToDate))
 	}
 	k := g.Storage
 	if k == nil || k.Directory == "" && k.Reason == "" {
-		t.AddRow("stored", "nothing")
+		t.AddRow("stored", "no configuration")
 		return
 	}
-	stored := fmt.Sprintf("%s, %d bytes", cmp.Or(k.Directory, "nothing"), k.Bytes)
+	stored := fmt.Sprintf("%s, %d bytes", cmp.Or(k.Directory, "no directory"), k.Bytes)
 	if !k.Saved.IsZero() {
 		stored += ", saved " + formatAgo(k.Saved)
 	}

@@ -9,7 +9,7 @@ import (
 
 // checkSupported returns an error: pilotfish runs proxies only on Linux.
 func checkSupported() error {
-	return fmt.Errorf("pilotfish runs on Linux; this is %s", runtime.GOOS)
+	return fmt.Errorf("pilotfish supports only Linux, and this machine runs %s", runtime.GOOS)
 }
 
 func protectMemory() error { return nil }

@@ -26,8 +26,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/usage"
 )
 
-const proxyHelp = `Run Envoy as a proxy of the mesh: start and supervise Envoy, serve it
-certificates and the control plane's configuration, and drain it before a stop.
+const proxyHelp = `Run Envoy as a proxy of the mesh: start and supervise Envoy, serve
+certificates and the control plane's configuration to Envoy, and drain Envoy
+before a stop.
 
 Sources of the configuration in ascending precedence: defaults, the mesh file
 (--meshConfig), PROXY_CONFIG, the pod's annotation proxy.istio.io/config, the
@@ -93,16 +94,16 @@ func (o *proxyOptions) addTo(c *cobra.Command) {
 	}
 	f := c.Flags()
 	f.StringVar(&o.flags.MeshConfig, "meshConfig", config.DefaultMeshFile, "file with Istio's MeshConfig")
-	f.StringVar(&o.flags.Domain, "domain", "", "DNS domain in the node ID (default: <namespace>.svc.cluster.local)")
+	f.StringVar(&o.flags.Domain, "domain", "", "DNS domain of the workload, which is the last part of the node ID (default: <namespace>.svc.cluster.local)")
 	f.StringVar(&o.flags.ServiceCluster, "serviceCluster", "istio-proxy", "name of the workload in statistics and traces")
-	f.StringVar(&o.flags.LogLevel, "proxyLogLevel", "warning", "log level of Envoy, optionally with levels of components (info,upstream:debug)")
-	f.StringVar(&o.flags.ComponentLogLevel, "proxyComponentLogLevel", "", "log levels of Envoy's components (upstream:debug,config:trace)")
-	f.IntVar(&o.flags.Concurrency, "concurrency", 0, "number of Envoy's worker threads (default: ProxyConfig's, or the CPU limit, or all cores)")
-	f.StringVar(&o.flags.OutlierLog, "outlierLogPath", "", "file to which Envoy logs ejected endpoints")
+	f.StringVar(&o.flags.LogLevel, "proxyLogLevel", "warning", "log level of Envoy, optionally with levels of components, such as info,upstream:debug")
+	f.StringVar(&o.flags.ComponentLogLevel, "proxyComponentLogLevel", "", "log levels of Envoy's components, such as upstream:debug,config:trace")
+	f.IntVar(&o.flags.Concurrency, "concurrency", 0, "number of Envoy's worker threads (default: concurrency of ProxyConfig, else the CPU limit, else the number of cores)")
+	f.StringVar(&o.flags.OutlierLog, "outlierLogPath", "", "file in which Envoy logs the endpoints that outlier detection ejects (default: no log)")
 	f.StringVar(&o.flags.EnvoyPath, "envoy-path", "", "path of the Envoy binary (default: ENVOY_PATH, else pilotfish's cache, else envoy in PATH)")
 	f.BoolVar(&o.flags.Restart, "restart", false,
 		"restart Envoy when it exits, within a crash budget; without this flag the agent exits too, for Kubernetes or systemd to restart it")
-	f.StringVar(&o.flags.TemplateFile, "templateFile", "", "file with a complete bootstrap, in JSON or YAML, that replaces the generated one")
+	f.StringVar(&o.flags.TemplateFile, "templateFile", "", "file with a complete bootstrap in JSON or YAML; it replaces the generated bootstrap")
 	f.BoolVar(&o.flags.Profiling, "profiling", true, "serve pprof profiles of the agent on the status port, to loopback clients only")
 	f.IntVar(&o.flags.TokenPort, "stsPort", 0, "loopback port of the token exchange (default: 15463 if TOKEN_EXCHANGE_URL is set, else none)")
 	addIgnoredFlag(f, "tokenManagerPlugin") // replaced by TOKEN_EXCHANGE_URL
@@ -111,7 +112,7 @@ func (o *proxyOptions) addTo(c *cobra.Command) {
 // addIgnoredFlag adds a hidden flag of Istio's agent that has no effect. The flag expects a value, so that the parser
 // does not read the value as an argument.
 func addIgnoredFlag(f *pflag.FlagSet, name string) {
-	f.String(name, "", "accepted and ignored")
+	f.String(name, "", "accepted for compatibility with Istio's pilot-agent; has no effect")
 	_ = f.MarkHidden(name)
 }
 
@@ -298,7 +299,7 @@ const (
 func awaitAddress(ctx context.Context, log *slog.Logger, look func() ([]netip.Addr, error), timeout time.Duration) []netip.Addr {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	log.Warn("this machine has only loopback addresses; waiting for another address (set INSTANCE_IP to skip the wait)", "atMost", timeout)
+	log.Warn("this machine has only loopback addresses; waiting for another address (set INSTANCE_IP to skip the wait)", "timeout", timeout)
 	for {
 		select {
 		case <-ctx.Done():

@@ -20,7 +20,7 @@ func newRedirectionCommand() *cobra.Command {
 		Use:                "iptables",
 		Aliases:            []string{istioRedirection},
 		Short:              "Redirect a pod's traffic to its Envoy",
-		Long:               "Redirect a pod's traffic to its Envoy: executes " + redirectionProgram + " with the same arguments.",
+		Long:               "Redirect a pod's traffic to its Envoy. This command executes " + redirectionProgram + " with the same arguments.",
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			path, err := findRedirectionProgram()

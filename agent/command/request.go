@@ -84,7 +84,7 @@ func newRequestCommand() *cobra.Command {
 			return request(cmd.Context(), client, bodyWriter(cmd.OutOrStdout()), args[0], url, body)
 		},
 	}
-	c.Flags().IntVar(&port, "debug-port", envoyAdminPort, "port that receives the request")
+	c.Flags().IntVar(&port, "debug-port", envoyAdminPort, "port of the proxy that receives the request: 15000 (Envoy's admin interface), 15020 (agent) or 15021 (readiness)")
 	addConfigPath(c.Flags(), &configPath)
 	logging.AddHiddenFlags(c.Flags())
 	return c

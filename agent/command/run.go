@@ -37,7 +37,7 @@ func newRunCommand() *cobra.Command {
 	var timeoutSeconds uint32
 	c := &cobra.Command{
 		Use:     "run [sidecar|router] [flags] -- PROGRAM [ARGS]",
-		Short:   "Run an application, with its proxy until the application exits",
+		Short:   "Run an application together with its proxy",
 		Long:    runHelp,
 		Example: "  pilotfish-agent run -- /app/job --once",
 		Args:    checkRunArgs,

@@ -70,9 +70,9 @@ func newUpgradeCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.Path, "envoy-path", "", "path of the new Envoy")
-	f.StringVar(&o.Way, "way", "", "hot-restart or hand-over (default: hot-restart where possible)")
-	f.DurationVar(&o.ReadyWithin, "ready-within", agent.DefaultReadyWithin, "maximum time until the new Envoy is ready")
+	f.StringVar(&o.Path, "envoy-path", "", "path of the new Envoy binary; required")
+	f.StringVar(&o.Way, "way", "", "how the new Envoy replaces the old one: hot-restart or hand-over (default: hot-restart if possible)")
+	f.DurationVar(&o.ReadyWithin, "ready-within", agent.DefaultReadyWithin, "maximum time until the new Envoy is ready; after it, the old Envoy continues to serve")
 	f.DurationVar(&o.Keep, "keep", 0, "time after which idle connections of the old Envoy are closed (default: drainDuration plus 15s)")
 	f.BoolVar(&o.Wait, "wait", false, "return when the old Envoy has exited instead of when the new one is ready")
 	usage.SetCompletions(c, "way", agent.HotRestart, agent.HandOver)
@@ -89,9 +89,9 @@ func checkUpgradeFlags(o agent.UpgradeRequest) error {
 	case o.Way != "" && o.Way != agent.HotRestart && o.Way != agent.HandOver:
 		return usagef("--way %q is not known; use %s or %s", o.Way, agent.HotRestart, agent.HandOver)
 	case o.ReadyWithin <= 0:
-		return usagef("--ready-within %v: write a time above zero, as 30s", o.ReadyWithin)
+		return usagef("--ready-within %v: write a duration above 0, such as 30s", o.ReadyWithin)
 	case o.Keep < 0:
-		return usagef("--keep %v: write a time, as 5m; leave it out for the drain time", o.Keep)
+		return usagef("--keep %v: write a duration such as 5m, or omit the flag for the default, drainDuration plus 15s", o.Keep)
 	}
 	return nil
 }

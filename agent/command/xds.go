@@ -183,11 +183,11 @@ func newTapCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringSliceVar(&o.Types, "type", nil, "only these resource types: cds, lds, rds, eds, …, a type name, or a type URL")
-	f.StringVar(&o.Name, "name", "", "only resources whose name contains this text")
-	f.BoolVar(&o.Contents, "contents", false, "show the contents of the resources")
-	f.DurationVar(&o.For, "for", 30*time.Second, "duration of the tap")
-	f.StringVarP(&format, "output", "o", formatTable, "table (one line per message) or json (one object per line)")
+	f.StringSliceVar(&o.Types, "type", nil, "show only these resource types: cds, lds, rds, eds, …, a type name, or a type URL")
+	f.StringVar(&o.Name, "name", "", "show only resources whose name contains this text")
+	f.BoolVar(&o.Contents, "contents", false, "show the contents of the resources as JSON, without secrets")
+	f.DurationVar(&o.For, "for", 30*time.Second, "time after which the tap ends")
+	f.StringVarP(&format, "output", "o", formatTable, "output format: table (one line per message) or json (one object per line)")
 	usage.SetCompletions(c, "output", formatTable, formatJSON)
 	addConfigPath(f, &configPath)
 	logging.AddHiddenFlags(f)
@@ -269,7 +269,7 @@ func tapDetail(l xdsproxy.TapLine) string {
 	list("unsubscribed", l.Unsubscribed)
 	list("removed", l.Removed)
 	if l.Known > 0 {
-		add("client has %d already", l.Known)
+		add("the client already has %s", phrase.Count(l.Known, "resource"))
 	}
 	if l.Reason != "" {
 		add("%s", termtext.ShortLine(l.Reason))

@@ -43,7 +43,7 @@ func (r *resolver) resolveCloud() {
 	}
 	place, err := r.in.Cloud(platform)
 	if err != nil {
-		r.env.warn("CLOUD_PLATFORM=%s: cannot read the location of this machine; the proxy starts without it: %v", platform, err)
+		r.env.warn("CLOUD_PLATFORM=%s: cannot read the region and zone of this machine; the proxy starts without a locality: %v", platform, err)
 		return
 	}
 	id := &r.config.Identity

@@ -18,7 +18,7 @@ func (r *resolver) resolveAdminSocket() string {
 		return ""
 	}
 	if !isFilePath(path) {
-		r.env.addValueError(variable, path, fmt.Sprintf("write the path of a file in a separate directory, such as /run/pilotfish/admin.sock, of at most %d bytes", maxAdminSocket))
+		r.env.addValueError(variable, path, fmt.Sprintf("write the path of a file in a directory that contains nothing else, such as /run/pilotfish/admin.sock, of at most %d bytes", maxAdminSocket))
 		return ""
 	}
 	path = socketPath(filepath.Dir(path), filepath.Base(path))

@@ -51,7 +51,7 @@ func (r *resolver) resolveStatsd() {
 	}
 	resolved, err := r.lookupStatsd(bootstrap.ExpandHostIP(address, r.config.Bootstrap.HostIP))
 	if err != nil {
-		r.env.warn("statsdUdpAddress (%s): %q: %v; Envoy sends no statistics to it", r.merger.source("statsd_udp_address"), address, err)
+		r.env.warn("statsdUdpAddress (%s): %q: %v; Envoy sends no statistics over statsd", r.merger.source("statsd_udp_address"), address, err)
 	}
 	r.config.Proxy.StatsdUdpAddress = resolved
 }
@@ -59,14 +59,14 @@ func (r *resolver) resolveStatsd() {
 func (r *resolver) lookupStatsd(address string) (string, error) {
 	host, port, err := net.SplitHostPort(address)
 	if _, portErr := parsePort(port); err != nil || portErr != nil {
-		return "", errors.New("write it as host:port, as 10.1.2.3:8125")
+		return "", errors.New("write host:port, such as 10.1.2.3:8125")
 	}
 	if _, err := netip.ParseAddr(host); err == nil || r.in.LookupHost == nil {
 		return address, nil
 	}
 	ips, err := r.in.LookupHost(host)
 	if err != nil || len(ips) == 0 {
-		return "", fmt.Errorf("looking up %s failed: %v", host, err)
+		return "", fmt.Errorf("cannot resolve the host %s: %v", host, err)
 	}
 	ip := ips[0].Unmap()
 	if i := slices.IndexFunc(ips, func(a netip.Addr) bool { return a.Unmap().Is4() }); i >= 0 {
@@ -83,7 +83,7 @@ func (r *resolver) readOverride() {
 	}
 	data, err := readBootstrapFile(file)
 	if err != nil {
-		r.env.warn("environment ISTIO_BOOTSTRAP_OVERRIDE: %v; the bootstrap is not changed", err)
+		r.env.warn("environment ISTIO_BOOTSTRAP_OVERRIDE: %v; the override has no effect", err)
 		return
 	}
 	r.env.addSetting("bootstrap.override", file, "environment ISTIO_BOOTSTRAP_OVERRIDE")

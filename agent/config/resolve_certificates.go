@@ -155,7 +155,7 @@ func (r *resolver) checkProvider() {
 	case citadel:
 	case "GkeWorkloadCertificate":
 		if _, err := r.fs.Stat(filepath.Join(identityFiles, "cert-chain.pem")); err != nil && !isHung(err) {
-			r.env.addValueError("CA_PROVIDER", p, fmt.Sprintf("the certificate files of GKE are missing (%v); mount them", err))
+			r.env.addValueError("CA_PROVIDER", p, fmt.Sprintf("the certificate files of GKE are missing (%v); mount these files", err))
 		}
 	default:
 		r.env.addValueError("CA_PROVIDER", p, "use Citadel (Istio's CreateCertificate API) or GkeWorkloadCertificate, or remove the setting")

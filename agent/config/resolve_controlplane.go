@@ -164,7 +164,7 @@ func (r *resolver) resolveMaxRequest() int {
 	if r.env.vars["ISTIO_GPRC_MAXRECVMSGSIZE"] == "" {
 		return 0
 	}
-	return parseVariable(r.env, "controlPlane.maxRequest", "ISTIO_GPRC_MAXRECVMSGSIZE", 0, "write a number of bytes, as 4194304",
+	return parseVariable(r.env, "controlPlane.maxRequest", "ISTIO_GPRC_MAXRECVMSGSIZE", 0, "write a number of bytes, such as 4194304",
 		func(s string) (int, error) {
 			n, err := strconv.ParseInt(s, 10, 32)
 			if err == nil && n <= 0 {

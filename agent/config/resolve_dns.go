@@ -81,7 +81,7 @@ func (r *resolver) resolveDNS() {
 	c.ResolvConf = r.env.text("dns.resolvConf", "DNS_RESOLV_CONF", resolvConf, sourceDefault)
 	c.ForwardParallel = r.env.boolean("dns.forwardParallel", "DNS_FORWARD_PARALLEL", false)
 	c.ForwardTimeout = r.env.duration("dns.forwardTimeout", "DNS_FORWARD_TIMEOUT", 5*time.Second)
-	c.TTL = parseVariable(r.env, "dns.ttl", "DNS_TTL", 30*time.Second, "write whole seconds from 1s to 24h, as 30s", parseTTL)
+	c.TTL = parseVariable(r.env, "dns.ttl", "DNS_TTL", 30*time.Second, "write whole seconds from 1s to 24h, such as 30s", parseTTL)
 	c.AllowFrom = r.parsePrefixes("dns.allowFrom", "DNS_ALLOW_FROM")
 	if r.env.boolean("dns.keepNames", "DNS_KEEP_NAMES", true) {
 		c.KeepFile = filepath.Join(filepath.Dir(r.config.ControlPlane.Socket), nameTableFile)

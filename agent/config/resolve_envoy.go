@@ -45,7 +45,7 @@ func (r *resolver) resolveEnvoy() {
 // checkDurations detects negative durations in ProxyConfig, which Envoy would misinterpret. A negative drainDuration is
 // an error, as in Istio's agent. For a negative fileFlushInterval, the default applies, with a warning.
 func (r *resolver) checkDurations() {
-	const remedy = "write a duration that is not negative, as 5s"
+	const remedy = "write a duration that is not negative, such as 5s"
 	p := r.config.Proxy
 	if d := p.GetDrainDuration().AsDuration(); d < 0 {
 		r.addError("drainDuration (%s): %v: %s", r.merger.source("drain_duration"), d, remedy)
@@ -133,7 +133,7 @@ func checkHostPort(address string) error {
 		_, err = parsePort(port)
 	}
 	if err != nil || host == "" || strings.ContainsAny(host, " \t\r\n/") {
-		return fmt.Errorf("write it as host:port, such as %s", defaultDiscovery)
+		return fmt.Errorf("write host:port, such as %s", defaultDiscovery)
 	}
 	return nil
 }

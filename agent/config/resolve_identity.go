@@ -94,7 +94,7 @@ func (r *resolver) listExcludedAddresses() []netip.Addr {
 		}
 		ips, err := r.in.InterfaceAddresses(name)
 		if err != nil {
-			r.env.warn("annotation %s: the addresses of %s stay addresses of the proxy: %v", excludeInterfaces, name, err)
+			r.env.warn("annotation %s: cannot read the addresses of interface %s, so they remain addresses of the proxy: %v", excludeInterfaces, name, err)
 		}
 		excluded = append(excluded, ips...)
 	}
@@ -110,7 +110,7 @@ func (r *resolver) listInterfaces() []netip.Addr {
 	}
 	ips, err := r.in.Interfaces()
 	if err != nil {
-		r.env.warn("listing the machine's IP addresses failed: %v", err)
+		r.env.warn("cannot list the IP addresses of this machine: %v", err)
 	}
 	return ips
 }
@@ -156,7 +156,7 @@ func metadataText(value any) string {
 func (r *resolver) parseMetadataObject(variable, text string) map[string]any {
 	object := map[string]any{}
 	if err := json.Unmarshal([]byte(text), &object); err != nil {
-		r.env.warnValue(variable, text, fmt.Sprintf(`write a JSON object, as {"key": "value"} (%v)`, err), "the value has no effect")
+		r.env.warnValue(variable, text, fmt.Sprintf(`write a JSON object such as {"key": "value"} (%v)`, err), "the value has no effect")
 		return nil
 	}
 	return object
@@ -176,7 +176,7 @@ func (r *resolver) resolveLabels() {
 	labels, pod := map[string]string{}, id.Labels
 	if text := r.env.vars["ISTIO_METAJSON_LABELS"]; text != "" {
 		if err := json.Unmarshal([]byte(text), &labels); err != nil {
-			r.env.warnValue("ISTIO_METAJSON_LABELS", text, `write a JSON object of strings, as {"app": "reviews"}`, "the value has no effect")
+			r.env.warnValue("ISTIO_METAJSON_LABELS", text, `write a JSON object of strings, such as {"app": "reviews"}`, "the value has no effect")
 			labels = map[string]string{}
 		}
 		if len(labels) > 0 {

@@ -29,7 +29,7 @@ func (r *resolver) resolveLastGood() {
 	c := &r.config.LastGood
 	keep := r.env.boolean("lastGood.keep", "KEEP_CONFIGURATION", true)
 	c.MaxBytes = parseVariable(r.env, "lastGood.maxBytes", "KEEP_CONFIGURATION_MAX_BYTES", int64(lastgood.DefaultMaxBytes),
-		"write a number of bytes, as 268435456", bytesParser(1))
+		"write a number of bytes, such as 268435456", bytesParser(1))
 	otherwise := r.lastGoodDirs()
 	dir := r.env.text("lastGood.directory", "KEEP_CONFIGURATION_DIR", otherwise[0], sourceDefault)
 	if !keep || r.config.Envoy.Disabled {

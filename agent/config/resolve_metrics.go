@@ -70,7 +70,7 @@ func (r *resolver) resolveMetrics() {
 	c.SecureMergedPort = r.resolveOptionalPort("metrics.secureMergedPort", "ENVOY_SECURE_MERGED_METRICS_PORT")
 	c.AllowReservedNames = r.env.boolean("metrics.allowReservedNames", "METRICS_ALLOW_RESERVED_NAMES", false)
 	c.MaxApplicationBytes = parseVariable(r.env, "metrics.maxApplicationBytes", "METRICS_MAX_APPLICATION_BYTES", 64<<20,
-		"write a number of bytes, as 67108864", func(s string) (int64, error) {
+		"write a number of bytes, such as 67108864", func(s string) (int64, error) {
 			n, err := strconv.ParseInt(s, 10, 64)
 			if err == nil && n <= 0 {
 				err = strconv.ErrRange
@@ -82,7 +82,7 @@ func (r *resolver) resolveMetrics() {
 		return
 	}
 	if r.config.Identity.Type != bootstrap.Sidecar {
-		r.env.warn("%s has no effect: only sidecars have an application", scrapeVariable)
+		r.env.warn("environment %s has no effect: only a sidecar has an application whose metrics the agent scrapes", scrapeVariable)
 		return
 	}
 	targets, err := readScrapeTargets(text)
@@ -91,7 +91,7 @@ func (r *resolver) resolveMetrics() {
 		return
 	}
 	if len(targets) > maxTargets {
-		r.env.warn("%s: it has %d targets; only the first %d are scraped", scrapeVariable, len(targets), maxTargets)
+		r.env.warn("environment %s: the value has %d targets; only the first %d are scraped", scrapeVariable, len(targets), maxTargets)
 		targets = targets[:maxTargets]
 	}
 	https := r.httpsPorts()
@@ -129,11 +129,11 @@ func (r *resolver) proxyPorts() []int64 {
 // readScrapeTargets parses the value of scrapeVariable. It ignores unknown fields, which newer injectors may add.
 func readScrapeTargets(text string) ([]scrapeTarget, error) {
 	if len(text) > maxScrapeText {
-		return nil, fmt.Errorf("it is longer than %d bytes", maxScrapeText)
+		return nil, fmt.Errorf("the value is longer than %d bytes", maxScrapeText)
 	}
 	var a scrapeAnnotations
 	if err := json.Unmarshal([]byte(text), &a); err != nil {
-		return nil, fmt.Errorf(`%w; write it as {"scrape":"true","port":"8080","path":"/metrics"}`, err)
+		return nil, fmt.Errorf(`%w; write the value as {"scrape":"true","port":"8080","path":"/metrics"}`, describeJSONError(err))
 	}
 	if a.Scrape == "false" {
 		return nil, nil
@@ -184,7 +184,7 @@ func (r *resolver) httpsPorts() []string {
 		}
 		n, err := parsePort(port)
 		if err != nil {
-			r.env.addValueError(httpsPortsVariable, r.env.vars[httpsPortsVariable], "write ports, as 8443,9443")
+			r.env.addValueError(httpsPortsVariable, r.env.vars[httpsPortsVariable], "write ports separated by commas, such as 8443,9443")
 			return nil
 		}
 		ports = append(ports, strconv.Itoa(int(n)))
@@ -202,10 +202,10 @@ func (r *resolver) addMetricsTarget(t scrapeTarget, https []string) {
 			fmt.Sprintf("port %d is the status port of the agent, which would scrape itself: write the application's port in prometheus.io/port, and inject the pod only once", port))
 		return
 	case slices.Contains(reservedPorts, port), slices.Contains(r.proxyPorts(), port):
-		r.env.warn("%s: port %d belongs to the proxy, not to the application; its metrics are not merged", scrapeVariable, port)
+		r.env.warn("environment %s: port %d belongs to the proxy, not to the application; its metrics are not merged", scrapeVariable, port)
 		return
 	case !t.hasValidPath():
-		r.env.warn("%s: path %q: write a path such as %s; the target is not scraped", scrapeVariable, t.Path, defaultMetricsPath)
+		r.env.warn("environment %s: path %q: write a path such as %s; the target is not scraped", scrapeVariable, t.Path, defaultMetricsPath)
 		return
 	}
 	host := "localhost"

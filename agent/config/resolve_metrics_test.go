@@ -28,7 +28,7 @@ func TestMetricsTargetsInInjectorFormat(t *testing.T) {
 		{"the status port in disguise", []string{`={"targets":[{"port":"8080"},{"port":"015020"}]}`}, "!the status port of the agent", ""},
 		{"a reserved port", []string{`={"targets":[{"port":"15090"},{"port":"8080"}]}`}, "http://localhost:8080/metrics", "15090"},
 		{"a port that the proxy was given", []string{`={"port":"19999"}`, "ENVOY_PROMETHEUS_PORT=19999"}, "", "19999"},
-		{"no JSON", []string{`=8080`}, "!write it as", ""},
+		{"no JSON", []string{`=8080`}, "!unexpected JSON number at byte 4; write the value as", ""},
 		{"no port", []string{`={"port":"http"}`}, "!port from 1 to 65535", ""},
 		{"no path", []string{`={"port":"1","path":"/a b\n"}`}, "", "a path such as /metrics"},
 		{"another host", []string{`={"port":"1","path":"@169.254.169.254/x"}`}, "http://localhost:1/@169.254.169.254/x", ""},

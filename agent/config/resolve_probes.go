@@ -116,10 +116,10 @@ func (r *resolver) checkNotSelf(s probe.Spec) error {
 // error, because a newer injector may write more fields.
 func parseAppProbers(text string) (probers map[string]*appProber, unknown, err error) {
 	if len(text) > maxProberText {
-		return nil, nil, fmt.Errorf("it is longer than %d bytes", maxProberText)
+		return nil, nil, fmt.Errorf("the value is longer than %d bytes", maxProberText)
 	}
 	if err := decodeOne(text, &probers, false); err != nil {
-		return nil, nil, fmt.Errorf("the value is not the JSON of Istio's injector: %w", err)
+		return nil, nil, fmt.Errorf("the value is not the JSON of Istio's injector: %w", describeJSONError(err))
 	}
 	for path, p := range probers {
 		if !appProbePath().MatchString(path) {
@@ -133,6 +133,14 @@ func parseAppProbers(text string) (probers map[string]*appProber, unknown, err e
 	return probers, decodeOne(text, &strict, true), nil
 }
 
+// describeJSONError replaces an error that names a Go type. Other errors are returned unchanged.
+func describeJSONError(err error) error {
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return fmt.Errorf("unexpected JSON %s at byte %d", wrong.Value, wrong.Offset)
+	}
+	return err
+}
+
 // decodeOne decodes a JSON value. It fails if other data follows the value, or if strict is true and a field is
 // unknown.
 func decodeOne(text string, into any, strict bool) error {
@@ -144,7 +152,7 @@ func decodeOne(text string, into any, strict bool) error {
 		return err
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("unexpected data after it at byte %d", d.InputOffset())
+		return fmt.Errorf("unexpected data after the JSON value, at byte %d", d.InputOffset())
 	}
 	return nil
 }

@@ -68,7 +68,7 @@ func TestInvalidProbesAreRejected(t *testing.T) {
 	}{
 		{"not JSON", `{`, []string{"JSON of Istio's injector"}},
 		{"another kind", `[]`, []string{"JSON of Istio's injector"}},
-		{"two values", `{} {}`, []string{"after it at byte"}},
+		{"two values", `{} {}`, []string{"after the JSON value, at byte"}},
 		{"null", `{"/app-health/web/livez":null}`, []string{"/app-health/web/livez", "null"}},
 		{"path", `{"/app-health/web/alive":{"tcpSocket":{"port":1}}}`, []string{`"/app-health/web/alive"`, "livez"}},
 		{"path of two containers", `{"/app-health/a/b/livez":{"tcpSocket":{"port":1}}}`, []string{`"/app-health/a/b/livez"`}},

@@ -30,7 +30,7 @@ func (r *resolver) resolveShutdown() {
 	s.Deadline, s.Linger = grace-min(maxGraceMargin, grace/10), r.config.Proxy.GetTerminationDrainDuration().AsDuration()
 	env.addSetting("shutdown.linger", s.Linger, r.merger.source("termination_drain_duration"))
 	if s.Linger < 0 {
-		r.env.warn("terminationDrainDuration: %v: write a duration that is not negative, as 5s; 0s applies", s.Linger)
+		r.env.warn("terminationDrainDuration: %v: write a duration that is not negative, such as 5s; 0s applies", s.Linger)
 		s.Linger = 0
 	}
 	s.WhenIdle = env.boolean("shutdown.whenIdle", "EXIT_ON_ZERO_ACTIVE_CONNECTIONS", false)

@@ -18,7 +18,7 @@ const (
 func (r *resolver) resolveTokenFile() string {
 	policy := r.env.choice("jwtPolicy", "JWT_POLICY", "third-party-jwt", "third-party-jwt", "first-party-jwt", "none")
 	r.config.CredentialFetcher = parseVariable(r.env, "credentialFetcher", "CREDENTIAL_FETCHER_TYPE", fetchJWT, "use one of "+fetchJWT+", "+FetchGCE, parseFetcher)
-	r.config.MetadataServer = parseVariable(r.env, "metadataServer", "GCE_METADATA_HOST", sts.MetadataHost, "write host or host:port, as "+sts.MetadataHost, parseHost)
+	r.config.MetadataServer = parseVariable(r.env, "metadataServer", "GCE_METADATA_HOST", sts.MetadataHost, "write host or host:port, such as "+sts.MetadataHost, parseHost)
 	switch {
 	case r.config.CredentialFetcher != fetchJWT, policy == "none":
 		return ""

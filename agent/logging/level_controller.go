@@ -166,7 +166,7 @@ func (l *LevelController) checkAgent(text string) (change levelSet, all bool, er
 		return change, false, nil
 	}
 	if l.log == nil {
-		return change, false, errors.New("the levels of this agent's own log cannot be changed")
+		return change, false, errors.New("this agent does not support changes of its own log levels")
 	}
 	change, all, err = parseLevelChange("agent", text)
 	known := l.log.componentNames()
@@ -191,7 +191,7 @@ func (l *LevelController) changeEnvoy(ctx context.Context, text string) error {
 	defer cancel()
 	levels, err := l.readEnvoyLevels(ctx)
 	if err != nil {
-		return unavailableError{fmt.Errorf("Envoy's levels are unchanged: %w", err)}
+		return unavailableError{fmt.Errorf("Envoy's log levels cannot be changed: %w", err)}
 	}
 	for _, component := range slices.Sorted(maps.Keys(change.components)) {
 		if _, ok := levels[component]; !ok {

@@ -23,13 +23,13 @@ type Options struct {
 
 // AddTo adds the flags to f.
 func (o *Options) AddTo(f *pflag.FlagSet) {
-	f.BoolVar(&o.JSON, "log_as_json", false, "log in JSON")
+	f.BoolVar(&o.JSON, "log_as_json", false, "log in JSON instead of text")
 	f.StringVar(&o.level, "log_output_level", "default:info",
-		"minimum level of the agent's log: debug, info, warn, error or none; also by scope (default:info,xds:debug)")
-	f.StringVar(&o.caller, "log_caller", "", "scopes for which to log the caller (file:line), or all")
-	f.StringVar(&o.stack, "log_stacktrace_level", "default:none", "minimum level of messages that are logged with a stack trace; same syntax as --log_output_level")
-	f.StringSliceVar(&o.targets, "log_target", []string{targetStderr}, "where the agent logs: stderr, stdout or a file; a comma-separated list")
-	f.String("vklog", "", "accepted and ignored")
+		"minimum level of the agent's log: debug, info, warn, error or none; also by scope, such as default:info,xds:debug")
+	f.StringVar(&o.caller, "log_caller", "", "scopes whose messages include the caller (file:line), separated by commas, or all")
+	f.StringVar(&o.stack, "log_stacktrace_level", "default:none", "minimum level of the messages that include a stack trace, with the syntax of --log_output_level")
+	f.StringSliceVar(&o.targets, "log_target", []string{targetStderr}, "destinations of the agent's log: stderr, stdout or paths of files, separated by commas")
+	f.String("vklog", "", "accepted for compatibility with Istio's pilot-agent; has no effect")
 	_ = f.MarkHidden("vklog")
 }
 

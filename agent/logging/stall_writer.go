@@ -12,7 +12,7 @@ import (
 const stallTimeout = time.Second
 
 // errStalled reports that the reader of the output is stalled.
-var errStalled = errors.New("the reader of the output is stalled")
+var errStalled = errors.New("the output is blocked, because its reader does not read")
 
 // stallWriter writes to a target that may block, such as a pipe whose reader hangs. While the target blocks, it drops
 // messages. An agent therefore continues to run, and can drain and stop, even if its log reader hangs.

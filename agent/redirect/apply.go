@@ -37,17 +37,17 @@ func (a *applyCommand) addTo(f *pflag.FlagSet) {
 	a.commonFlags.process = a.process
 	a.probePort, a.probeTimeout, a.restoreFormat = 15002, 5*time.Second, true
 	a.switches = []switchFlag{
-		{"dry-run", "n", "print the rules without applying them", &a.dryRun, false},
-		{"skip-rule-apply", "", "apply nothing; with --run-validation, check whether traffic is already captured", &a.skip, false},
-		{"run-validation", "", "after applying, check with test packets that traffic is captured; exit with 126 if it is not", &a.validate, false},
-		{"iptables-probe-port", "", "port of Istio's --run-validation; has no effect", &a.probePort, false},
-		{"probe-timeout", "", "timeout of --run-validation", &a.probeTimeout, false},
+		{"dry-run", "n", "print the rules that would be installed, and exit without a change", &a.dryRun, false},
+		{"skip-rule-apply", "", "install no rules; with --run-validation, check with test packets whether traffic is already captured", &a.skip, false},
+		{"run-validation", "", "after the installation, check with test packets that traffic is captured; if it is not, exit with code 126", &a.validate, false},
+		{"iptables-probe-port", "", "port for test packets of Istio's iptables; accepted for compatibility, has no effect", &a.probePort, false},
+		{"probe-timeout", "", "maximum time that --run-validation waits for each test packet", &a.probeTimeout, false},
 		{"cleanup-only", "", "remove the rules, as the command clean does", &a.cleanup, false},
 		{"native-nftables", "", "require nftables; by default iptables is used if the kernel has no nftables", &a.native, false},
-		{"force-iptables-binary", "", "use the host's iptables of this flavour: legacy or nft", &a.binary, false},
-		{"reconcile", "", "replace existing rules; this is always done", &a.reconcile, false},
-		{"force-apply", "", "apply even if the rules are already installed; this is always done", &a.force, false},
-		{"cni-mode", "", "the CNI plugin runs this command; has no effect", &a.cni, false},
+		{"force-iptables-binary", "", "use the installed iptables programs of one flavour, legacy or nft, instead of nftables", &a.binary, false},
+		{"reconcile", "", "replace existing rules; accepted for compatibility, because existing rules are always replaced", &a.reconcile, false},
+		{"force-apply", "", "install the rules even if they are installed; accepted for compatibility, because this is always done", &a.force, false},
+		{"cni-mode", "", "accepted for compatibility with istio-iptables; has no effect", &a.cni, false},
 		{"restore-format", "f", "", &a.restoreFormat, true},
 		{"iptables-trace-logging", "", "", &a.trace, true},
 		{"host-nsenter-exec", "", "", &a.nsenter, true},
@@ -59,8 +59,8 @@ func (a *applyCommand) addTo(f *pflag.FlagSet) {
 		{"vklog", "", "", &a.ignored, true},
 	}
 	addSwitches(f, a.switches)
-	f.StringVar(&a.save, "save", "", "file in which to save the options, for --config")
-	f.StringVar(&a.dryRunFormat, "dry-run-format", "", "output of --dry-run: nft, iptables (input of iptables-restore) or prose (default: depends on the backend)")
+	f.StringVar(&a.save, "save", "", "write the options to this file, which --config of other commands reads")
+	f.StringVar(&a.dryRunFormat, "dry-run-format", "", "format of --dry-run: nft (input of nft -f), iptables (input of iptables-restore) or prose (default: the input format of the backend)")
 	a.commonFlags.addTo(f, "")
 }
 
@@ -148,7 +148,7 @@ func applyRuleSet(ctx context.Context, log *slog.Logger, space namespace, choice
 	for _, c := range rules.Chains {
 		n += len(c.Rules)
 	}
-	log.Info("traffic is redirected", "rules", n, "families", rules.Families.String(), "by", b.Name(), "took", elapsed(began))
+	log.Info("traffic is redirected", "rules", n, "families", rules.Families.String(), "backend", b.Name(), "took", elapsed(began))
 	return nil
 }
 

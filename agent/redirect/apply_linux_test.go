@@ -72,7 +72,7 @@ func TestApplyShowExplainAndCleanWorkOnTheSameNamespace(t *testing.T) {
 		return out + log
 	}
 	log := run("-b", "*", "-i", "*", "-m", "TPROXY", "--dual-stack", "--save", saved)
-	if !strings.Contains(log, "traffic is redirected") || !strings.Contains(log, "by=nftables") {
+	if !strings.Contains(log, "traffic is redirected") || !strings.Contains(log, "backend=nftables") {
 		t.Errorf("apply logs %s", log)
 	}
 	if live := run("show", "--live"); !strings.Contains(live, "outbound/all: all other outbound connections are captured") || !strings.Contains(live, "lo → ::6/128") {
@@ -143,7 +143,7 @@ func TestRootOfAUserNamespaceRedirectsItsOwnNetwork(t *testing.T) {
 	cmd := exec.Command("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "unshare", "--user", "--map-root-user", "--net",
 		"/proc/self/fd/3", "-b", "*", "-i", "*")
 	cmd.ExtraFiles, cmd.Dir = []*os.File{binary}, "/" // the unprivileged user may not have access to its directory
-	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "by=nftables") {
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "backend=nftables") {
 		t.Errorf("%v: %s", err, out)
 	}
 }

@@ -79,13 +79,13 @@ type commonFlags struct {
 // the option that has the shorthand -o in other commands has only its long name here. Shells suggest the formats.
 func (c *commonFlags) addOutput(cmd *cobra.Command, formats ...string) {
 	f := cmd.Flags()
-	f.StringVarP(&c.format, "output", "o", "", "json or yaml instead of text")
+	f.StringVarP(&c.format, "output", "o", "", "output format: json or yaml (default: text)")
 	usage.SetCompletions(cmd, "output", formats...)
 	c.addTo(f, "o")
 	// These flags are accepted so that users can pass the same flags as to apply. They have no effect, because the
 	// backend in use is detected.
 	for _, name := range []string{"force-iptables-binary", "native-nftables"} {
-		f.String(name, "", "has no effect")
+		f.String(name, "", "accepted for compatibility with istio-iptables; has no effect")
 		f.Lookup(name).NoOptDefVal = "true"
 		_ = f.MarkHidden(name)
 	}
@@ -93,13 +93,13 @@ func (c *commonFlags) addOutput(cmd *cobra.Command, formats ...string) {
 }
 
 func (c *commonFlags) addTo(f *pflag.FlagSet, taken string) {
-	f.StringVar(&c.config, "config", "", "file with saved options (from --save or show -o yaml), read instead of the environment variables")
+	f.StringVar(&c.config, "config", "", "file with options from --save or show -o yaml; the command reads them instead of environment variables")
 	c.addNamespace(f)
 	addOptions(f, taken)
 }
 
 func (c *commonFlags) addNamespace(f *pflag.FlagSet) {
-	f.StringVar(&c.namespace, "network-namespace", "", "network namespace: a file, or a name as in 'ip netns' (default: the namespace of this process)")
+	f.StringVar(&c.namespace, "network-namespace", "", "network namespace in which the command works: a file, or a name that 'ip netns' lists (default: the namespace of this process)")
 }
 
 // resolve returns the options and the rules that the options require.
@@ -175,7 +175,7 @@ func outputFormatError(format string) error {
 	if format != "" && strings.Trim(format, "0123456789,:-") == "" { // -o followed by ports is the option of apply
 		return usagef("-o is the output format of this command; to exclude ports from capture, use --istio-local-outbound-ports-exclude")
 	}
-	return usagef("output format %q is not known; use json or yaml, or omit it for text", format)
+	return usagef("output format %q is not known; use json or yaml, or omit the flag for text", format)
 }
 
 func elapsed(began time.Time) string {

@@ -341,7 +341,7 @@ func TestInvalidExplainRequestsAreRejected(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                             "--to is missing",
 		"--to 10.0.0.1":                "write an address and a port",
-		"--to 10.0.0.1:80/sctp":        "the protocol is tcp or udp",
+		"--to 10.0.0.1:80/sctp":        "write tcp or udp as the protocol",
 		"--to 10.0.0.1:80 --from ::2":  "different address families",
 		"--to 10.0.0.1:80 --from x":    "write an address, with or without a port",
 		"--to 10.0.0.1:80 --state odd": "use new, established, related or invalid",

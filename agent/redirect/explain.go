@@ -50,15 +50,15 @@ func newExplainCommand(p Process) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return e.run(cmd) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&e.to, "to", "", "destination, as 10.2.3.4:443/tcp or [fd00::1]:53/udp")
-	f.StringVar(&e.from, "from", "", "source, with or without a port (default: the pod itself)")
-	f.StringVar(&e.uid, "uid", "", "user of the sending process (default: one that no rule matches)")
-	f.StringVar(&e.gid, "gid", "", "group of the sending process (default: the same number as its user)")
-	f.StringVar(&e.by, "by", "", "network interface (default: lo for the pod's own addresses, eth0 otherwise)")
+	f.StringVar(&e.to, "to", "", "destination of the packet, such as 10.2.3.4:443/tcp or [fd00::1]:53/udp")
+	f.StringVar(&e.from, "from", "", "source address of the packet, with or without a port (default: an address of the pod)")
+	f.StringVar(&e.uid, "uid", "", "user ID or name of the sending process (default: a user that no rule matches)")
+	f.StringVar(&e.gid, "gid", "", "group ID or name of the sending process (default: the number of its user ID)")
+	f.StringVar(&e.by, "by", "", "network interface on which the packet arrives or leaves (default: lo for the pod's own addresses, eth0 otherwise)")
 	f.BoolVar(&e.inbound, "inbound", false, "treat the packet as inbound, regardless of its addresses")
-	f.Uint32Var(&e.mark, "mark", 0, "mark of the packet")
+	f.Uint32Var(&e.mark, "mark", 0, "firewall mark (fwmark) of the packet, a number; 0: none")
 	f.StringVar(&e.state, "state", "new", "state of the packet's connection: new, established, related or invalid")
-	f.BoolVar(&e.live, "live", false, "evaluate the installed rules")
+	f.BoolVar(&e.live, "live", false, "evaluate the rules that are installed in the kernel, instead of the rules that follow from the options")
 	f.BoolVar(&e.all, "all", false, "show every rule that is evaluated, including those that do not match")
 	e.addOutput(cmd, "json", "yaml")
 	return cmd
@@ -131,7 +131,7 @@ func (e *explainCommand) setAddresses(p *iptables.Packet, own []netip.Addr) erro
 		protocol = "tcp"
 	}
 	if p.Protocol = iptables.Protocol(protocol); p.Protocol != iptables.TCP && p.Protocol != iptables.UDP {
-		return fmt.Errorf("--to %q: the protocol is tcp or udp", e.to)
+		return fmt.Errorf("--to %q: write tcp or udp as the protocol", e.to)
 	}
 	var err error
 	if p.To, err = netip.ParseAddrPort(to); err != nil {

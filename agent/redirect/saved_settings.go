@@ -19,12 +19,12 @@ type savedSettings struct {
 func readSaved(path string) (map[string]string, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("reading the saved options of --config: %w", err)
 	}
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxFileSize))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("reading the saved options of --config: %w", err)
 	}
 	return parseSaved(path, text)
 }

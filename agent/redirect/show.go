@@ -21,7 +21,8 @@ import (
 
 const showHelp = `Show the options with their sources, and the rules that follow from them, each
 with its reason. Nothing is changed. The output of -o yaml can be used with
-explain --config; that of -o nft and -o iptables is input for these programs.
+explain --config, the output of -o nft with nft -f, and the output of
+-o iptables with iptables-restore.
 
 With --live, show the rules that are installed in the kernel.
 
@@ -107,7 +108,7 @@ func newShowCommand(p Process) *cobra.Command {
 			return r.print(cmd.OutOrStdout(), c.format)
 		},
 	}
-	cmd.Flags().BoolVar(&live, "live", false, "show the installed rules")
+	cmd.Flags().BoolVar(&live, "live", false, "show the rules that are installed in the kernel, instead of the rules that follow from the options")
 	c.addOutput(cmd, "json", "yaml", formatNFT, formatIPTables)
 	return cmd
 }

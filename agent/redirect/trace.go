@@ -48,15 +48,15 @@ func newTraceCommand(p Process) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return t.run(cmd) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&t.to, "to", "", "only packets to this address, or to this CIDR")
-	f.StringVar(&t.from, "from", "", "only packets from this address, or from this CIDR")
-	f.Uint16Var(&t.port, "port", 0, "only packets to this port, before any redirection")
-	f.StringVar(&t.protocol, "protocol", "", "only tcp, or only udp")
-	f.StringVar(&t.uid, "uid", "", "only packets that processes of this user send")
+	f.StringVar(&t.to, "to", "", "trace only packets to this address or CIDR")
+	f.StringVar(&t.from, "from", "", "trace only packets from this address or CIDR")
+	f.Uint16Var(&t.port, "port", 0, "trace only packets to this destination port, before any redirection; 0: all ports")
+	f.StringVar(&t.protocol, "protocol", "", "trace only tcp, or only udp (default: both)")
+	f.StringVar(&t.uid, "uid", "", "trace only packets that processes of this user send: a user ID or name")
 	f.DurationVar(&t.length, "for", 10*time.Second, "maximum duration of the trace")
 	f.IntVar(&t.count, "count", 20, "maximum number of packets to show")
 	f.BoolVar(&t.all, "all", false, "trace every packet, not only the first of each connection")
-	f.StringVarP(&t.format, "output", "o", "", "json (one line per packet) instead of text")
+	f.StringVarP(&t.format, "output", "o", "", "output format: json, with one line per packet (default: text)")
 	usage.SetCompletions(cmd, "output", "json")
 	usage.SetCompletions(cmd, "protocol", "tcp", "udp")
 	t.addNamespace(f)
@@ -103,7 +103,7 @@ func (t *traceCommand) filter() (f trace.Filter, err error) {
 	f = trace.Filter{Protocol: iptables.Protocol(t.protocol), Port: t.port, All: t.all}
 	switch {
 	case t.format != "" && t.format != "json":
-		return f, usagef("output format %q is not known for this command; use json (one line per packet), or omit it for text", t.format)
+		return f, usagef("output format %q is not known for this command; use json (one line per packet), or omit the flag for text", t.format)
 	case f.Protocol != iptables.AnyProtocol && f.Protocol != iptables.TCP && f.Protocol != iptables.UDP:
 		return f, usagef("--protocol %q: use tcp or udp", t.protocol)
 	case t.length <= 0 || t.length > trace.MaxDuration:
@@ -133,7 +133,7 @@ func parseTracePrefix(flag, text string) (netip.Prefix, error) {
 	}
 	p, err := netip.ParsePrefix(text)
 	if err != nil {
-		return p, usagef("%s %q: write an address, or a CIDR as 10.0.0.0/8", flag, text)
+		return p, usagef("%s %q: write an address, or a CIDR such as 10.0.0.0/8", flag, text)
 	}
 	return p.Masked(), nil
 }

@@ -22,7 +22,7 @@ func (a *applyCommand) checkTraffic(ctx context.Context, log *slog.Logger, space
 			"the pod started before the plugin was installed: delete the pod, so that it is created again", err), exitNotCaptured}
 	}
 	for _, what := range r.Unproven {
-		log.Warn("cannot prove that all traffic is captured", "what", what)
+		log.Warn("cannot prove that all traffic is captured", "unproven", what)
 	}
 	log.Info("traffic is captured", "packets", r.Proven(), "took", r.Took)
 	return nil

@@ -58,9 +58,9 @@ func newVerifyCommand(p Process) *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.BoolVar(&v.live, "live", false, "ignore the options, and verify the installed rules with packets")
-	f.BoolVar(&v.all, "all", false, "show every packet, including those with the expected result")
-	f.BoolVar(&v.noPackets, "no-packets", false, "compare the rules only")
-	f.DurationVar(&v.timeout, "probe-timeout", v.timeout, "timeout for each packet")
+	f.BoolVar(&v.all, "all", false, "show every test packet, including packets with the expected result")
+	f.BoolVar(&v.noPackets, "no-packets", false, "compare the installed rules only; send no test packets")
+	f.DurationVar(&v.timeout, "probe-timeout", v.timeout, "maximum time to wait for each test packet")
 	v.addOutput(cmd, "json", "yaml")
 	return cmd
 }

@@ -88,7 +88,7 @@ func argOrNil(args []any, i int) any {
 
 func checkArgCount(args []any, n int) error {
 	if len(args) != n {
-		return fmt.Errorf("it expects %d arguments, not %d", n, len(args))
+		return fmt.Errorf("the function needs %d arguments, not %d", n, len(args))
 	}
 	return nil
 }
@@ -123,7 +123,7 @@ func comparison(is func(int) bool) Func {
 func fold(f func(x, y float64) float64) Func {
 	return func(args ...any) (any, error) {
 		if len(args) == 0 {
-			return nil, errors.New("it expects numbers")
+			return nil, errors.New("the arguments must be numbers")
 		}
 		result, err := toNumber(args[0])
 		for _, a := range args[1:] {
@@ -136,7 +136,7 @@ func fold(f func(x, y float64) float64) Func {
 
 func equalToAny(args ...any) (any, error) {
 	if len(args) < 2 {
-		return nil, errors.New("it expects two or more values")
+		return nil, errors.New("the function needs two or more arguments")
 	}
 	return slices.ContainsFunc(args[1:], func(v any) bool { return equal(args[0], v) }), nil
 }
@@ -166,11 +166,11 @@ func index(args ...any) (any, error) {
 		case []any:
 			i, ok := key.(int64)
 			if !ok || i < 0 || i >= int64(len(v)) {
-				return nil, fmt.Errorf("there is no entry %s in a list of %d", text(key), len(v))
+				return nil, fmt.Errorf("a list of %[2]d entries has no entry %[1]s", text(key), len(v))
 			}
 			value = v[i]
 		default:
-			return nil, fmt.Errorf("there are no entries in a %s", kind(value))
+			return nil, fmt.Errorf("a %s has no entries", kind(value))
 		}
 	}
 	return value, nil
@@ -186,11 +186,11 @@ func joined(args []any, by string) string {
 
 func printf(args ...any) (any, error) {
 	if len(args) == 0 {
-		return nil, errors.New("it expects a format string")
+		return nil, errors.New("the first argument must be a format string")
 	}
 	format := text(args[0])
 	if strings.ContainsAny(format, "*") {
-		return nil, errors.New("widths by argument (*) are not supported")
+		return nil, errors.New("a width from an argument (*) is not supported; write the width in the format string")
 	}
 	values := make([]any, len(args)-1)
 	for i, a := range args[1:] {
@@ -313,7 +313,7 @@ func end(args []any, last bool) (any, error) {
 	list, ok := argOrNil(args, 0).([]any)
 	switch {
 	case !ok:
-		return nil, fmt.Errorf("it expects a list, not a %s", kind(argOrNil(args, 0)))
+		return nil, fmt.Errorf("the argument must be a list, not a %s", kind(argOrNil(args, 0)))
 	case len(list) == 0:
 		return nil, nil
 	case last:

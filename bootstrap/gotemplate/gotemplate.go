@@ -325,7 +325,7 @@ func (r *run) call(name string, args []parse.Node, dot any, before []any) (any, 
 	}
 	size := sizeOf(value, maxOutput)
 	if r.steps += size / stepBytes; size >= maxOutput {
-		return nil, fmt.Errorf("%s: its result exceeds %d bytes", name, maxOutput)
+		return nil, fmt.Errorf("%s: the result exceeds %d bytes", name, maxOutput)
 	}
 	return value, nil
 }
@@ -395,15 +395,15 @@ func (r *run) field(names []string, value any, at parse.Pos) (any, error) {
 		}
 		m, ok := value.(map[string]any)
 		if !ok {
-			return nil, fmt.Errorf(".%s: there are no fields in a %s", strings.Join(names[:i+1], "."), kind(value))
+			return nil, fmt.Errorf(".%s: a %s has no fields", strings.Join(names[:i+1], "."), kind(value))
 		}
 		next, known := m[name]
 		if !known && i == 0 && len(r.vars) > 0 && sameMap(m, r.vars[0].value) {
 			r.at = at
 			if meant := suggest.Name(name, slices.Sorted(maps.Keys(m))); meant != "" {
-				return nil, fmt.Errorf(".%s is not known; did you mean .%s?", name, meant)
+				return nil, fmt.Errorf("option .%s is not known; did you mean .%s?", name, meant)
 			}
-			return nil, fmt.Errorf(".%s is not known", name)
+			return nil, fmt.Errorf("option .%s is not known", name)
 		}
 		value = next
 	}

@@ -86,10 +86,10 @@ func TestTextsAreEscapedForTheQuotesAroundThem(t *testing.T) {
 
 func TestTemplateErrorsNameTheLine(t *testing.T) {
 	for text, want := range map[string]string{
-		"a\n{{ .nam }}":          "main:2: .nam is not known; did you mean .name?",
+		"a\n{{ .nam }}":          "main:2: option .nam is not known; did you mean .name?",
 		"{{ .quite_different }}": ".quite_different is not known",
-		"{{ .name.x }}":          "there are no fields in a text",
-		"{{ .list.Len }}":        "there are no fields in a list",
+		"{{ .name.x }}":          "a text has no fields",
+		"{{ .list.Len }}":        "a list has no fields",
 		"\n\n{{ if .name }}":     "main:3: unexpected EOF",
 		"{{ nosuch .name }}":     `function "nosuch" not defined`,
 		"{{ index .list 7 }}":    "no entry 7",
@@ -98,7 +98,7 @@ func TestTemplateErrorsNameTheLine(t *testing.T) {
 		`{{ define "x" }}{{ template "x" }}{{ end }}{{ template "x" }}`:               "includes itself",
 		`{{ range .name }}{{ end }}`:                                                  "cannot range over a text",
 		`{{ .name 1 }}`:                                                               "is not a function",
-		`{{ quote | upper 1 2 }}`:                                                     "upper: it expects 1 arguments, not 3",
+		`{{ quote | upper 1 2 }}`:                                                     "upper: the function needs 1 arguments, not 3",
 		`{{ range 10000000 }}{{ end }}`:                                               "has too many steps",
 		`{{ range 2000 }}{{ range 2000 }}x{{ end }}{{ end }}`:                         "steps",
 		`{{ $a := "x" }}{{ range 100 }}{{ $a = print $a $a }}{{ end }}{{ $a }}`:       "exceeds",

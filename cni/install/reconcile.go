@@ -57,7 +57,7 @@ func (in *Installer) round(installed bool) time.Duration {
 	case !changed:
 		return 0
 	case !installed || in.undone == "":
-		in.config.Logger.Info("the CNI plugin is installed", "folder", in.config.ConfDir)
+		in.config.Logger.Info("the CNI plugin is installed", "directory", in.config.ConfDir)
 		return 0
 	}
 	path := in.undone
@@ -67,7 +67,7 @@ func (in *Installer) round(installed bool) time.Duration {
 	now := time.Now()
 	conflict, wait := in.fights.round(now, in.absent)
 	if !conflict {
-		in.config.Logger.Info("another program changed the installation; it was repaired", "file", path, "plugin-taken-out", in.absent)
+		in.config.Logger.Info("another program changed the installed files; the node agent restored them", "file", path, "pluginRemoved", in.absent)
 		return 0
 	}
 	if !in.fights.shouldLog(now) {
@@ -75,9 +75,9 @@ func (in *Installer) round(installed bool) time.Duration {
 	}
 	text := "another program repeatedly removes the CNI plugin from the configuration; until each repair, new pods start without redirection"
 	if !in.absent {
-		text = "another program repeatedly changes the installation"
+		text = "another program repeatedly changes the installed files"
 	}
-	in.config.Logger.Warn(text, "file", path, "rounds", len(in.fights.rounds), "within", conflictWindow, "next", wait, "likely", in.describeOpponent(path))
+	in.config.Logger.Warn(text, "file", path, "repairs", len(in.fights.rounds), "within", conflictWindow, "nextRepairIn", wait, "likelyProgram", in.describeOpponent(path))
 	return wait
 }
 
@@ -159,7 +159,7 @@ func (in *Installer) newWatch() *watch {
 			return w
 		}
 		in.warnedOfWatch = true
-		in.config.Logger.Warn("cannot watch the CNI configuration for changes; it is checked only periodically", "every", in.config.Recheck,
+		in.config.Logger.Warn("cannot watch the CNI configuration for changes; it is checked only periodically", "interval", in.config.Recheck,
 			"error", err, "remedy", "raise fs.inotify.max_user_instances")
 		return w
 	}
@@ -222,7 +222,7 @@ func (w *watch) next(ctx context.Context) error {
 			}
 		case err := <-errs:
 			if !errors.Is(err, fsnotify.ErrEventOverflow) {
-				w.in.config.Logger.Warn("watching the CNI configuration failed", "error", err)
+				w.in.config.Logger.Warn("an error occurred while watching the CNI configuration; the configuration is checked again", "error", err)
 			}
 			return nil
 		}

@@ -143,7 +143,7 @@ func (in *Installer) removeBinary() error {
 	}
 	references, err := tombstone.CountReferences(in.config.Results, PluginType, "")
 	if err != nil {
-		in.config.Logger.Warn("cannot list the sandboxes that reference the CNI plugin; a tombstone replaces its binary", "error", err)
+		in.config.Logger.Warn("cannot list the sandboxes that reference the CNI plugin; a replacement that handles DEL remains in place of its binary", "error", err)
 	}
 	referenced := references > 0 || err != nil
 	replacement := in.config.Tombstone
@@ -159,7 +159,7 @@ func (in *Installer) removeBinary() error {
 			return err
 		case referenced && replacement != "" && is.Mode().IsRegular():
 			err = in.copyFile(replacement, path)
-			in.config.Logger.Info("sandboxes reference the CNI plugin; a tombstone replaces its binary until they are deleted", "path", path, "sandboxes", references)
+			in.config.Logger.Info("sandboxes reference the CNI plugin; a replacement that handles DEL remains in place of its binary until these sandboxes are deleted", "path", path, "sandboxes", references)
 			if err != nil {
 				return err
 			}

@@ -141,7 +141,7 @@ func TestErrorsOfInvalidKubeconfigsContainNoSecrets(t *testing.T) {
 		"not an http":                "current-context: c\ncontexts: [{name: c, context: {cluster: x, user: y}}]\nclusters: [{name: x, cluster: {server: 'a'}}]\n",
 		"tokenFile":                  "current-context: c\ncontexts: [{name: c, context: {cluster: x, user: y}}]\nclusters: [{name: x, cluster: {server: 'https://a'}}]\nusers: [{name: y, user: {exec: {}}}]\n",
 		"wrong type":                 "users: [{name: y, user: {token: [hunter2]}}]\n",
-		"invalid YAML":               "a: [hunter2\n",
+		"not valid YAML":             "a: [hunter2\n",
 	} {
 		_, err := parse([]byte(text), "/")
 		if err == nil || !strings.Contains(err.Error(), words) || strings.Contains(err.Error(), "hunter2") {

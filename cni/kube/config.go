@@ -101,7 +101,7 @@ func Load(path string) (Config, error) {
 func parse(text []byte, dir string) (Config, error) {
 	var file kubeconfig
 	if err := yaml.Unmarshal(text, &file); err != nil {
-		return Config{}, fmt.Errorf("not a kubeconfig: %w", withoutValues(err))
+		return Config{}, withoutValues(err)
 	}
 	x := slices.IndexFunc(file.Contexts, func(c struct {
 		Name    string
@@ -110,7 +110,7 @@ func parse(text []byte, dir string) (Config, error) {
 		return c.Name == file.CurrentContext
 	})
 	if x < 0 {
-		return Config{}, fmt.Errorf("current-context %q is not in its list of contexts", file.CurrentContext)
+		return Config{}, fmt.Errorf("current-context %q is not in contexts", file.CurrentContext)
 	}
 	use := file.Contexts[x].Context
 	var c Config
@@ -127,9 +127,9 @@ func parse(text []byte, dir string) (Config, error) {
 func withoutValues(err error) error {
 	var types *yaml.TypeError
 	if errors.As(err, &types) {
-		return fmt.Errorf("%d fields have the wrong type", len(types.Errors))
+		return fmt.Errorf("%d fields have the wrong type; write the fields of a kubeconfig", len(types.Errors))
 	}
-	return errors.New("invalid YAML")
+	return errors.New("the file is not valid YAML")
 }
 
 // cluster sets the fields of c from the kubeconfig's cluster called name.

@@ -201,7 +201,7 @@ func (s *Server) log(w http.ResponseWriter, r *http.Request) {
 		s.write(r.Context(), &e)
 	}
 	if more := len(entries) - maxLines; more > 0 {
-		s.config.Logger.Warn("dropped log lines of the CNI plugin, because one request contained too many", "lines", more)
+		s.config.Logger.Warn("dropped log lines of the CNI plugin, because one request contained too many", "droppedLines", more)
 	}
 	w.WriteHeader(http.StatusNoContent)
 }

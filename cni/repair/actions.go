@@ -48,7 +48,7 @@ func (r *Repairer) act(ctx context.Context, p *agentapi.Pod, s *sandbox.Sandbox)
 	err := r.do(ctx, p, s)
 	switch {
 	case err == nil:
-		r.config.Logger.Warn("the redirection of a pod was missing or incorrect; the repair action was performed", "pod", name(p), "uid", p.Metadata.UID, "done", r.config.Mode)
+		r.config.Logger.Warn("the redirection of a pod was missing or incorrect; the repair action was performed", "pod", name(p), "uid", p.Metadata.UID, "action", r.config.Mode)
 		if r.config.Mode != Repair {
 			r.acted("success")
 			r.event(p, true, reasonsDone[r.config.Mode], done[r.config.Mode])
@@ -60,7 +60,7 @@ func (r *Repairer) act(ctx context.Context, p *agentapi.Pod, s *sandbox.Sandbox)
 	default: // the action failed, so the next check tries again
 		r.history.drop(key)
 		r.acted("fail")
-		r.config.Logger.Error("repairing a pod without redirection failed", "pod", name(p), "mode", r.config.Mode,
+		r.config.Logger.Error("repairing a pod without redirection failed", "pod", name(p), "action", r.config.Mode,
 			"try", r.tries[key], "of", maxTries, "error", err)
 		r.event(p, true, reasonFailed, "the pod's traffic bypasses its sidecar, and the repair failed; delete the pod, so that its controller creates another one: "+err.Error())
 	}

@@ -131,7 +131,7 @@ func readAnswersInKeyErrors(t *testing.T) {
 	attacks := map[string]string{ // by the message that the author gets
 		"the response is not valid HTTP":                 "http://" + m.serveRaw("192.0.2.20:0", "SSH-2.0-"+internalText+"\r\n") + "/",
 		"responds with status 500 Internal Server Error": "http://" + m.serveRaw("192.0.2.20:0", "HTTP/1.1 500 "+internalText+"\r\n\r\n") + "/",
-		"looking up its host":                            "http://" + m.serveRaw("192.0.2.20:0", "HTTP/1.1 302 Found\r\nLocation: http://"+internalText+".invalid/\r\n\r\n") + "/",
+		"resolving the host name":                        "http://" + m.serveRaw("192.0.2.20:0", "HTTP/1.1 302 Found\r\nLocation: http://"+internalText+".invalid/\r\n\r\n") + "/",
 		"the response is not usable: JSON syntax error":  "http://" + m.serveRaw("192.0.2.20:0", "HTTP/1.1 200 OK\r\n\r\n"+internalText) + "/",
 		"the discovery document of another issuer":       discovery(internalText, "http://192.0.2.20/"),
 		"no jwks_uri that can be used":                   discovery("SELF", internalText),

@@ -152,5 +152,5 @@ func (c *connectFailure) errorOr(ctx context.Context, timeout time.Duration) err
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}
-	return errors.New("the server does not speak gRPC")
+	return errors.New("the server does not use gRPC")
 }

@@ -69,11 +69,11 @@ func (t TLS) Config(host string) (*tls.Config, error) {
 func readRoots(file string) (*x509.CertPool, error) {
 	pem, err := files.ReadFile(file)
 	if err != nil {
-		return nil, fmt.Errorf("root certificates: %w", err)
+		return nil, fmt.Errorf("reading the root certificates: %w", err)
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("root certificates: %s contains no PEM certificate", file)
+		return nil, fmt.Errorf("reading the root certificates: %s contains no PEM certificate", file)
 	}
 	return pool, nil
 }
@@ -136,7 +136,7 @@ func (c *clientCredentials) explain(err error) error { return c.tls.explain(err)
 func (t TLS) explain(err error) error {
 	var unknown x509.UnknownAuthorityError
 	if errors.As(err, &unknown) {
-		return fmt.Errorf("TLS: %w: its root is not in %s", err, t.rootsName())
+		return fmt.Errorf("TLS: %w: the root of the server's certificate is not in %s", err, t.rootsName())
 	}
 	var notTLS tls.RecordHeaderError
 	if errors.As(err, &notTLS) {

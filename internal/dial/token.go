@@ -21,7 +21,7 @@ func ReadToken(file string) (string, error) {
 			"or write a token of the control plane to it", file)
 	}
 	if err != nil {
-		return "", fmt.Errorf("token file: %w", err)
+		return "", fmt.Errorf("reading the token file: %w", err)
 	}
 	token := strings.TrimSpace(string(data))
 	if token == "" {

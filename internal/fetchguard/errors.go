@@ -34,20 +34,20 @@ func describe(err error, fallback string) string {
 		return blocked.Error()
 	}
 	if lookup, ok := errors.AsType[*net.DNSError](err); ok {
-		return "looking up its host: " + lookup.Err
+		return "resolving the host name: " + lookup.Err
 	}
 	if op, ok := errors.AsType[*net.OpError](err); ok {
 		return op.Error()
 	}
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-		return "its certificate cannot be verified: " + describeCertificate(err)
+		return "the server's certificate cannot be verified: " + describeCertificate(err)
 	}
 	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok || errors.Is(err, http.ErrSchemeMismatch) {
-		return "it does not speak TLS"
+		return "the server does not use TLS"
 	}
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), os.IsTimeout(err):
-		return "it did not respond in time"
+		return "the server did not respond in time"
 	case errors.Is(err, context.Canceled):
 		return "the fetch was canceled"
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):

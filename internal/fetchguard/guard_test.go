@@ -116,8 +116,8 @@ func TestErrorsQuoteNothingOfTheResponse(t *testing.T) {
 	const fallback = "its response is not valid HTTP"
 	errs := fetchErrors(t)
 	for name, want := range map[string]string{
-		"malformed response": fallback, "malformed header": fallback, "redirect": "looking up its host",
-		"certificate": "its authority is unknown", "no TLS": "it does not speak TLS", "closed": "the server closed the connection",
+		"malformed response": fallback, "malformed header": fallback, "redirect": "resolving the host name",
+		"certificate": "its authority is unknown", "no TLS": "the server does not use TLS", "closed": "the server closed the connection",
 	} {
 		hidden := fetchguard.HideAnswer(errs[name], fallback)
 		if text := hidden.Error(); strings.Contains(text, "secret") || !strings.Contains(text, want) {

@@ -24,11 +24,11 @@ func chownChecked(path string, o *Owner) error {
 	kind := s.Mode & unix.S_IFMT
 	switch {
 	case kind == unix.S_IFLNK:
-		return errors.New("it is a symbolic link: remove it")
+		return errors.New("the file is a symbolic link: remove it")
 	case kind != unix.S_IFDIR && s.Nlink != 1:
-		return fmt.Errorf("it has %d hard links, and may belong to another user: remove it", s.Nlink)
+		return fmt.Errorf("the file has %d hard links, and may belong to another user: remove it", s.Nlink)
 	case s.Uid != uint32(os.Geteuid()) && s.Uid != o.UID:
-		return fmt.Errorf("it belongs to user %d: remove it", s.Uid)
+		return fmt.Errorf("the file belongs to user %d: remove it", s.Uid)
 	}
 	return unix.Fchownat(fd, "", int(o.UID), int(o.GID), unix.AT_EMPTY_PATH)
 }

@@ -49,7 +49,7 @@ func findSocket(r io.Reader, matches func(socket) bool) (socket, bool) {
 func parseSocket(line string) (socket, error) {
 	fields := strings.Fields(line)
 	if len(fields) < 10 {
-		return socket{}, fmt.Errorf("%d fields, want 10 or more", len(fields))
+		return socket{}, fmt.Errorf("the line has %d fields instead of 10 or more", len(fields))
 	}
 	local, err := parseAddrPort(fields[1])
 	if err != nil {

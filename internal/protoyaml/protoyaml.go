@@ -4,6 +4,7 @@ package protoyaml
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -45,7 +46,7 @@ func UnmarshalKnown(text string, into proto.Message) (doc Document, unknown []er
 func unmarshal(text string, into proto.Message, unknown func(*fault)) (Document, error) {
 	var doc map[string]any
 	if err := yaml.Unmarshal([]byte(text), &doc); err != nil {
-		return nil, err
+		return nil, describeYAMLError(err)
 	}
 	if doc == nil {
 		return nil, nil // empty, or only comments
@@ -62,6 +63,15 @@ func unmarshal(text string, into proto.Message, unknown func(*fault)) (Document,
 		return nil, err
 	}
 	return doc, nil
+}
+
+// describeYAMLError replaces the error for a document that is not a mapping, because the error names a Go type. Other
+// errors are returned unchanged.
+func describeYAMLError(err error) error {
+	if strings.Contains(err.Error(), "into map[string]interface {}") {
+		return errors.New("the content is not a YAML mapping: write fields in the form name: value")
+	}
+	return err
 }
 
 // fieldOf returns the field of m whose JSON or proto name is key, or nil.

@@ -82,3 +82,11 @@ func TestUnknownFieldsAreReported(t *testing.T) {
 		t.Errorf("an invalid value: %v", err)
 	}
 }
+
+func TestErrorsNameNoGoType(t *testing.T) {
+	for text, want := range map[string]string{"vm": "not a YAML mapping", "[a]": "not a YAML mapping", "a: 1\na: 2\n": "already defined"} {
+		if _, err := Unmarshal(text, &meshconfig.MeshConfig{}); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "interface") {
+			t.Errorf("%q: %v, want an error with %q", text, err, want)
+		}
+	}
+}

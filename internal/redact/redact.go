@@ -74,7 +74,7 @@ type redactor struct {
 // value copies one value. name is the name of its field. hidden reports whether the value belongs to a secret.
 func (r *redactor) value(name string, hidden bool, depth int) error {
 	if depth > maxJSONDepth {
-		return fmt.Errorf("nested deeper than %d", maxJSONDepth)
+		return fmt.Errorf("the JSON is nested deeper than %d levels", maxJSONDepth)
 	}
 	t, err := r.in.Token()
 	if err != nil {

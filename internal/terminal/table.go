@@ -75,7 +75,7 @@ func (t *Table) Write(out io.Writer) error {
 		t.writeRow(&b, columns, r)
 	}
 	if len(hidden) > 0 {
-		b.WriteString(t.format.Wrap(fmt.Sprintf("(hidden in this narrow terminal: %s)\n", strings.Join(hidden, ", "))))
+		b.WriteString(t.format.Wrap(fmt.Sprintf("(columns that do not fit: %s)\n", strings.Join(hidden, ", "))))
 	}
 	_, err := io.WriteString(termtext.Raw(out), b.String())
 	return err

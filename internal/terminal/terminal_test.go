@@ -67,8 +67,8 @@ func TestWrappedCellsAreCompleteInTheirColumns(t *testing.T) {
 
 func TestNarrowTerminalHidesOptionalColumns(t *testing.T) {
 	for columns, want := range map[int]string{
-		48: "NAME                ADDRESS             RESULT\naverylongnameofone  240.240.0.10:15006  accepted\n(hidden in this narrow terminal: EMPTY)\n",
-		40: "NAME                RESULT\naverylongnameofone  accepted\n(hidden in this narrow terminal: EMPTY,\n  ADDRESS)\n",
+		48: "NAME                ADDRESS             RESULT\naverylongnameofone  240.240.0.10:15006  accepted\n(columns that do not fit: EMPTY)\n",
+		40: "NAME                RESULT\naverylongnameofone  accepted\n(columns that do not fit: EMPTY,\n  ADDRESS)\n",
 	} {
 		table := Format{Columns: columns}.NewTable("NAME", "EMPTY", "ADDRESS", "RESULT").SetOptional("ADDRESS")
 		table.AddRow("averylongnameofone", "", "240.240.0.10:15006", "accepted")

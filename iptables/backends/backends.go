@@ -31,7 +31,7 @@ const (
 func ParseChoice(forceBinary string, nativeNFTables bool) (Choice, error) {
 	switch c := Choice(forceBinary); {
 	case c != Auto && c != IPTablesLegacy && c != IPTablesNFT:
-		return Auto, fmt.Errorf("--force-iptables-binary %q: use \"legacy\" or \"nft\", or omit it for nftables without a binary", forceBinary)
+		return Auto, fmt.Errorf("--force-iptables-binary %q: use \"legacy\" or \"nft\", or omit the flag to use nftables without iptables programs", forceBinary)
 	case c != Auto && nativeNFTables:
 		return Auto, fmt.Errorf("--force-iptables-binary %s and --native-nftables are mutually exclusive: omit one", forceBinary)
 	case nativeNFTables:

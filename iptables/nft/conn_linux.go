@@ -151,7 +151,7 @@ func (c *conn) generation() (uint32, error) {
 	if n, is := answer.number(unix.NFTA_GEN_ID); is {
 		return n, nil
 	}
-	return 0, errors.New("querying the generation number of the rules: the kernel's reply has none")
+	return 0, errors.New("querying the generation number of the rules: the kernel's reply contains no generation number")
 }
 
 // explain adds the remedy to a kernel error.

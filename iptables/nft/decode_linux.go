@@ -114,7 +114,7 @@ func decodeChain(s *state, k kernelChain, families iptables.Families) (rules []i
 		r, err := decodeRule(s, k.name, list[i])
 		if err == nil && r.Verdict.Action == iptables.TransparentProxy {
 			if i+1 == len(list) || list[i+1].comment != r.ID+dropSuffix {
-				err = errors.New("the rule that drops packets without a listener does not follow")
+				err = errors.New("the next rule must drop packets that have no listener, but does not")
 			} else {
 				i++
 			}
@@ -138,11 +138,11 @@ func decodeRule(s *state, chain string, k kernelRule) (iptables.Rule, error) {
 	r := iptables.Rule{ID: k.comment, Match: d.match, Verdict: d.verdict}
 	switch {
 	case r.Verdict.Action == "":
-		return r, errors.New("no verdict")
+		return r, errors.New("the rule has no verdict")
 	case r.Verdict.Action == iptables.TransparentProxy && !d.accepted:
-		return r, errors.New("it does not accept the packet after tproxy")
+		return r, errors.New("the rule does not accept the packet after tproxy")
 	case len(r.Match.Source)+len(r.Match.Destination) > 0 && nfproto(r.Match.Families) == 0:
-		return r, errors.New("it matches an address without matching the family")
+		return r, errors.New("the rule matches an address without matching the address family")
 	}
 	return r, nil
 }
@@ -159,7 +159,7 @@ type decoder struct {
 	accepted bool
 }
 
-var errWords = errors.New("the rule model cannot express it")
+var errWords = errors.New("pilotfish does not install rules of this form")
 
 // decodeAs decodes the expression into target. It returns false if the expression has another name or is malformed.
 func (e kernelExpr) decodeAs(name string, target expr.Any) bool {
@@ -271,7 +271,7 @@ func (d *decoder) decide(e kernelExpr) error {
 	case expr.VerdictJump:
 		to := modelChain(v.Chain)
 		if to.Table != d.table || to.Hook != "" {
-			return fmt.Errorf("a jump to %s, a chain of another table of the model", v.Chain)
+			return fmt.Errorf("the rule jumps to %s, a chain of another kind", v.Chain)
 		}
 		return d.setVerdict(iptables.Verdict{Action: iptables.Jump, Chain: to.Name})
 	}
@@ -281,7 +281,7 @@ func (d *decoder) decide(e kernelExpr) error {
 // setVerdict sets the verdict. It fails if the rule already has one.
 func (d *decoder) setVerdict(v iptables.Verdict) error {
 	if d.verdict.Action != "" {
-		return fmt.Errorf("%s after %s", v.Action, d.verdict.Action)
+		return fmt.Errorf("the rule has the action %s after the action %s", v.Action, d.verdict.Action)
 	}
 	d.verdict = v
 	return nil
@@ -315,7 +315,7 @@ func (d *decoder) reject(e kernelExpr) error {
 	case d.match.Protocol == iptables.TCP && x.Type == unix.NFT_REJECT_TCP_RST:
 	case d.match.Protocol == iptables.UDP && x.Type == unix.NFT_REJECT_ICMPX_UNREACH && x.Code == icmpxPortUnreachable:
 	default:
-		return errors.New("an unexpected kind of reject")
+		return errors.New("the rule rejects packets in another way than pilotfish's rules")
 	}
 	return d.setVerdict(iptables.Verdict{Action: iptables.Reject})
 }

@@ -17,7 +17,7 @@ import (
 // compare decodes an expression that compares the value in the register.
 func (d *decoder) compare(e kernelExpr) error {
 	if d.verdict.Action != "" {
-		return fmt.Errorf("a condition after %s", d.verdict.Action)
+		return fmt.Errorf("the rule has a condition after the action %s", d.verdict.Action)
 	}
 	values, not, err := d.values(e)
 	if err != nil {
@@ -57,7 +57,7 @@ func (d *decoder) values(e kernelExpr) (values []interval, not bool, err error) 
 	}
 	set, known := d.sets[x.SetName]
 	if !known {
-		return nil, false, fmt.Errorf("set %s is missing", x.SetName)
+		return nil, false, fmt.Errorf("the set %s, which the rule refers to, does not exist", x.SetName)
 	}
 	values, err = set.intervals()
 	return values, x.Invert, err

@@ -116,7 +116,7 @@ func nfproto(f iptables.Families) byte {
 func (c *conditions) transport(m iptables.Match) error {
 	if m.Protocol == iptables.AnyProtocol {
 		if len(m.SourcePorts)+len(m.DestinationPorts) > 0 {
-			return errors.New("ports need a protocol")
+			return errors.New("a rule that matches ports must match a protocol")
 		}
 		return nil
 	}

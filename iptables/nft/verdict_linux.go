@@ -48,7 +48,7 @@ func (w *writer) loadData(data []byte) { w.addExpression(&expr.Immediate{Registe
 
 func (w *writer) capture(v iptables.Verdict, m iptables.Match) error {
 	if m.Protocol == iptables.AnyProtocol {
-		return errors.New("a redirect needs a protocol")
+		return errors.New("a rule that redirects packets must match a protocol")
 	}
 	var port [2]byte
 	binary.BigEndian.PutUint16(port[:], v.Port)
@@ -73,7 +73,7 @@ func (w *writer) reject(m iptables.Match) error {
 	case iptables.UDP:
 		w.addExpression(&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: icmpxPortUnreachable})
 	default:
-		return errors.New("a reject needs a protocol")
+		return errors.New("a rule that rejects packets must match a protocol")
 	}
 	return nil
 }

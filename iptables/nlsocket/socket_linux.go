@@ -108,7 +108,7 @@ func (s *Socket) Receive() ([]Reply, error) {
 		case err != nil:
 			return nil, timeoutError(err)
 		case n == len(buffer):
-			return nil, fmt.Errorf("a datagram from the kernel has at least %d bytes", n)
+			return nil, fmt.Errorf("a netlink message of the kernel has %d bytes or more, which exceeds the receive buffer", n)
 		case time.Now().After(s.deadline):
 			return nil, os.ErrDeadlineExceeded
 		}

@@ -66,10 +66,10 @@ func runAs(uid, gid uint32, f func() error) error {
 	_, _ = unix.SetfsuidRetUid(int(uid))
 	// These system calls do not report errors. With the invalid ID -1, they return the current ID.
 	if got, _ := unix.SetfsgidRetGid(-1); got != int(gid) {
-		return fmt.Errorf("sending as group %d: %w (CAP_SETGID)", gid, ErrNotPermitted)
+		return fmt.Errorf("sending a test packet as group %d: %w (CAP_SETGID)", gid, ErrNotPermitted)
 	}
 	if got, _ := unix.SetfsuidRetUid(-1); got != int(uid) {
-		return fmt.Errorf("sending as user %d: %w (CAP_SETUID)", uid, ErrNotPermitted)
+		return fmt.Errorf("sending a test packet as user %d: %w (CAP_SETUID)", uid, ErrNotPermitted)
 	}
 	return f()
 }

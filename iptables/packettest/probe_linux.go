@@ -87,10 +87,10 @@ func (a *attempt) bind(fd int, source netip.Addr) (port uint16, err error) {
 	// A zero linger time makes close send a reset, so that the connection does not remain in TIME_WAIT.
 	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	if err := a.setMark(fd); err != nil {
-		return 0, permission("sending with a packet mark", err)
+		return 0, permission("sending a test packet with a packet mark", err)
 	}
 	if err := bindWithRetry(fd, sockaddr(netip.AddrPortFrom(source, a.packet.SourcePort))); err != nil {
-		return 0, fmt.Errorf("sending from %s: %w", source, os.NewSyscallError("bind", err))
+		return 0, fmt.Errorf("sending a test packet from %s: %w", source, os.NewSyscallError("bind", err))
 	}
 	bound, err := unix.Getsockname(fd)
 	if err != nil {

@@ -77,7 +77,7 @@ func (s *session) handleToken(t token, got Arrival) {
 	case !ok:
 	case a.packet.Answerer != nil && a.protocolNumber() == protocolUDP:
 		if err := s.replyFromNamespace(a, got); err != nil {
-			a.finish(Arrival{Where: Nowhere, Err: fmt.Errorf("replying: %w", err)})
+			a.finish(Arrival{Where: Nowhere, Err: fmt.Errorf("sending the reply to a test packet: %w", err)})
 		}
 	default:
 		a.finish(got)

@@ -114,7 +114,7 @@ func (s *Sockets) open(a *attempt) error {
 		return fmt.Errorf("%w %s: %w (CAP_NET_ADMIN)", ErrInterfaceUnusable, a.packet.Interface, ErrNotPermitted)
 	}
 	if a.packet.Inbound {
-		return fmt.Errorf("sending from outside: %w (CAP_NET_ADMIN)", ErrNotPermitted)
+		return fmt.Errorf("sending a test packet from outside the namespace: %w (CAP_NET_ADMIN)", ErrNotPermitted)
 	}
 	return namespace.OnThread(func() error {
 		if err := enter(int(s.ns.Fd())); err != nil {

@@ -55,7 +55,7 @@ func (w *vethPair) makeTestedInterface(name string, number int) (p *testedInterf
 	p = &testedInterface{families: map[iptables.Families]linkEnds{}, familyErrors: map[iptables.Families]error{}, noAddress: map[iptables.Families]error{}, hardware: ownHardware}
 	p.hardware[3] = byte(number)
 	if number > maxTestedInterfaces {
-		return p, errors.New("more interfaces are named than can be tested")
+		return p, errors.New("the options name more interfaces than can be tested")
 	}
 	if p.link, err = w.netlink.LinkByName(name); err != nil {
 		return p, errors.New("the interface does not exist")
@@ -161,7 +161,7 @@ func (w *vethPair) routeIngress(p *testedInterface) error {
 	ingress := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
 	// Ignore EEXIST: another testedInterface has already created the qdisc.
 	if err := w.netlink.QdiscAdd(ingress); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("adding a tc filter for it: %w", err)
+		return fmt.Errorf("adding a tc filter to the interface: %w", err)
 	}
 	const sender = -8 // offset from the network header to the first four bytes of the source MAC address
 	h := p.hardware
@@ -173,7 +173,7 @@ func (w *vethPair) routeIngress(p *testedInterface) error {
 			MirredAction: netlink.TCA_INGRESS_REDIR, Ifindex: p.link.Attrs().Index}},
 	}
 	if err := w.netlink.FilterAdd(filter); err != nil {
-		return fmt.Errorf("adding a tc filter for it: %w", err)
+		return fmt.Errorf("adding a tc filter to the interface: %w", err)
 	}
 	return nil
 }

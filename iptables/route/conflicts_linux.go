@@ -63,7 +63,7 @@ func sourceText(source net.IP) string {
 
 func routeOf(to []netlink.Route, err error) string {
 	if err != nil || len(to) == 0 {
-		return fmt.Sprintf("its route cannot be determined: %v", err)
+		return fmt.Sprintf("the route of the packet cannot be determined: %v", err)
 	}
 	return fmt.Sprintf("but to interface %d", to[0].LinkIndex)
 }

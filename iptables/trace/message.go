@@ -68,7 +68,7 @@ type headers struct {
 	known    bool
 }
 
-var errShort = errors.New("the message is too short")
+var errShort = errors.New("the trace message is too short")
 
 // decode parses the data of a netlink message: struct nfgenmsg, followed by attributes.
 func decode(data []byte) (message, error) {

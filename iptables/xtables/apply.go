@@ -157,7 +157,7 @@ func (b *Backend) applyFamily(ctx context.Context, before tableView, p plan, und
 		err := b.execute(ctx, b.changes(before, p.family, &p.tools[i], p.texts), own)
 		if err == nil {
 			undone.done = append(undone.done, own.done...)
-			b.cfg.Logger.Debug("redirection rules installed", "by", p.tools[i].String())
+			b.cfg.Logger.Debug("redirection rules installed", "program", p.tools[i].String())
 			return nil
 		}
 		if undoErr := own.run(ctx); undoErr != nil {
@@ -167,7 +167,7 @@ func (b *Backend) applyFamily(ctx context.Context, before tableView, p plan, und
 			return err
 		}
 		refused = append(refused, err)
-		b.cfg.Logger.Info("the kernel rejected the redirection rules of this iptables flavour", "by", p.tools[i].String(), "error", err)
+		b.cfg.Logger.Info("the kernel rejected the redirection rules of this iptables flavour", "program", p.tools[i].String(), "error", err)
 	}
 	return errors.Join(refused...)
 }

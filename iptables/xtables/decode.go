@@ -12,7 +12,7 @@ import (
 )
 
 // errNotInModel is the error for an installed rule that the type iptables.Rule cannot express.
-var errNotInModel = errors.New("the rule model cannot express it")
+var errNotInModel = errors.New("pilotfish does not install rules of this form")
 
 // decodeRule decodes a rule in the output of iptables-save, without "-A chain". It returns errNotInModel for rules that
 // renderRule never writes.

@@ -15,7 +15,7 @@ func (b *Backend) dropTable(t tool, table iptables.Table, ours ownRules) {
 		return
 	}
 	if err := b.dropEmpty(t.family, string(table)); err != nil {
-		b.cfg.Logger.Debug("the table was not removed", "table", table, "of", t.String(), "error", err)
+		b.cfg.Logger.Debug("cannot remove a table", "table", table, "program", t.String(), "error", err)
 	}
 }
 

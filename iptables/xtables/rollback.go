@@ -117,7 +117,7 @@ func (b *Backend) guardBy(ctx context.Context, t tool) (lift func(context.Contex
 		to.jumps = append(to.jumps, jump{chain, 1, "-m comment --comment " + quote(comment) + " -j " + guardChain})
 	}
 	if err := b.restore(ctx, t, transaction(guardTable, guardOf(was), to)); err != nil {
-		return nil, fmt.Errorf("blocking new connections: %w", err)
+		return nil, fmt.Errorf("blocking new connections while the rules are changed: %w", err)
 	}
 	return func(ctx context.Context) error { return b.lift(ctx, t, to) }, nil
 }
@@ -127,7 +127,7 @@ func (b *Backend) lift(ctx context.Context, t tool, from ownRules) error {
 		return err
 	}
 	if err := b.restore(ctx, t, transaction(guardTable, from, ownRules{})); err != nil {
-		return fmt.Errorf("unblocking new connections: %w", err)
+		return fmt.Errorf("allowing new connections after the change of the rules: %w", err)
 	}
 	b.dropTable(t, guardTable, from)
 	return nil

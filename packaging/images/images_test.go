@@ -262,14 +262,14 @@ func TestReleasesShareUnchangedLayers(t *testing.T) {
 
 func TestUnsuitableInputIsRefused(t *testing.T) {
 	for want, change := range map[string]func(input string, o *options) error{
-		"not that of a pinned Envoy release": func(_ string, o *options) error { o.envoyVersion = ""; return nil },
+		"not the hash of a pinned Envoy release": func(_ string, o *options) error { o.envoyVersion = ""; return nil },
 		"is a program for EM_X86_64, not for arm64": func(input string, _ *options) error {
 			text, err := os.ReadFile(filepath.Join(input, "amd64/envoy"))
 			return errors.Join(err, os.WriteFile(filepath.Join(input, "arm64/envoy"), text, 0o700))
 		},
-		"scripts/libc.sh":                  func(input string, _ *options) error { return os.RemoveAll(filepath.Join(input, "arm64/libc")) },
-		"has no directory amd64 or arm64":  func(_ string, o *options) error { o.input = t.TempDir(); return nil },
-		"pilotfish-agent: no such file or": func(input string, _ *options) error { return os.Remove(filepath.Join(input, "arm64/pilotfish-agent")) },
+		"scripts/libc.sh":                      func(input string, _ *options) error { return os.RemoveAll(filepath.Join(input, "arm64/libc")) },
+		"contains no directory amd64 or arm64": func(_ string, o *options) error { o.input = t.TempDir(); return nil },
+		"pilotfish-agent: no such file or":     func(input string, _ *options) error { return os.Remove(filepath.Join(input, "arm64/pilotfish-agent")) },
 	} {
 		input := writeInput(t)
 		o := newOptions(input, "")

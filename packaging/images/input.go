@@ -39,7 +39,7 @@ func readInput(dir, arch, envoyVersion string) (*input, error) {
 		}
 	}
 	if _, err := os.Stat(in.path("libc")); err != nil {
-		return nil, fmt.Errorf("the C library of Envoy: %w: scripts/libc.sh fetches it", err)
+		return nil, fmt.Errorf("finding the C library of Envoy: %w: fetch it with scripts/libc.sh", err)
 	}
 	var err error
 	if in.envoyHash, err = hashFile(in.path("envoy")); err != nil || envoyVersion != "" {
@@ -47,7 +47,7 @@ func readInput(dir, arch, envoyVersion string) (*input, error) {
 	}
 	version, pinnedArch := envoy.FindPinnedRelease(in.envoyHash)
 	if version == "" || pinnedArch != arch {
-		return nil, fmt.Errorf("%s has the SHA-256 hash %s, which is not that of a pinned Envoy release for %s: set --envoy-version to use it", in.path("envoy"), in.envoyHash, arch)
+		return nil, fmt.Errorf("%s has the SHA-256 hash %s, which is not the hash of a pinned Envoy release for %s: set --envoy-version to its version to use this program", in.path("envoy"), in.envoyHash, arch)
 	}
 	in.envoyVersion = version
 	return in, nil

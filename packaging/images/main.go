@@ -53,11 +53,11 @@ func main() {
 
 func parseOptions(args []string) (o options, err error) {
 	flags := flag.NewFlagSet("images", flag.ContinueOnError)
-	flags.StringVar(&o.input, "input", "", "directory with one directory per architecture")
-	flags.StringVar(&o.version, "version", "", "version of the programs, which is the tag of the images")
+	flags.StringVar(&o.input, "input", "", "directory with the programs, in one subdirectory per architecture (amd64, arm64)")
+	flags.StringVar(&o.version, "version", "", "version of the programs, such as 1.2.3; also the tag of the images")
 	flags.StringVar(&o.commit, "commit", "unknown", "commit of the programs")
-	flags.StringVar(&o.envoyVersion, "envoy-version", "", "version of an Envoy that is not one of the pinned releases")
-	seconds := flags.Int64("time", 0, "creation time of the images in seconds since 1970, as SOURCE_DATE_EPOCH")
+	flags.StringVar(&o.envoyVersion, "envoy-version", "", "version of the input's Envoy; required if the program is not a pinned release")
+	seconds := flags.Int64("time", 0, "creation time of the images, in seconds since 1970 (the value of SOURCE_DATE_EPOCH)")
 	flags.StringVar(&o.output, "output", "", "write OCI archives into this directory")
 	flags.StringVar(&o.push, "push", "", "push the images to this repository, such as registry.example/pilotfish")
 	flags.StringVar(&o.sbom, "sbom", "", "write an SBOM of the programs and images (SPDX 2.3, JSON) to this file")
@@ -138,7 +138,7 @@ func readInputs(o options) ([]*input, error) {
 		inputs = append(inputs, in)
 	}
 	if len(inputs) == 0 {
-		return nil, fmt.Errorf("%s has no directory amd64 or arm64", o.input)
+		return nil, fmt.Errorf("the directory %s of --input contains no directory amd64 or arm64", o.input)
 	}
 	return inputs, nil
 }

@@ -93,7 +93,7 @@ func describeLibc(in *input) (*sbom.Component, error) {
 func describeRoots() (*sbom.Component, error) {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
-		return nil, fmt.Errorf("this program has no build information")
+		return nil, fmt.Errorf("cannot list the modules of this program, because it contains no build information")
 	}
 	for _, m := range info.Deps {
 		if m.Path == rootsModule {

@@ -321,7 +321,7 @@ func (s *Store) logWithheld(typeURL, name, why string) {
 	if typeURL == secretType || slices.Contains(s.status.Withheld, what) {
 		return
 	}
-	s.config.Logger.Warn("a resource is not stored; an Envoy that starts while no control plane answers will lack it",
+	s.config.Logger.Warn("a resource is not stored; an Envoy that starts while no control plane responds will lack this resource",
 		"resource", what, "reason", why, "remedy", "move the secret to an SDS resource, or shorten the name")
 	if len(s.status.Withheld) == maxWithheld {
 		s.status.Withheld = s.status.Withheld[1:]
