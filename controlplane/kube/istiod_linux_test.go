@@ -71,12 +71,12 @@ func waitForSecret(t *testing.T, cluster *testcluster.Cluster, namespace, name s
 // istiod publishes its roots in all namespaces, so this test has its own cluster.
 func TestAuthorityOfIstiod(t *testing.T) {
 	cluster := testcluster.Start(t, testcluster.Options{})
-	t.Run("istio-ca-secret", func(t *testing.T) { checkTakeover(t, cluster) })
-	t.Run("generated cacerts", func(t *testing.T) { checkTakeoverOfCacerts(t, cluster) })
+	t.Run("istio-ca-secret", func(t *testing.T) { checkMigration(t, cluster) })
+	t.Run("generated cacerts", func(t *testing.T) { checkMigrationOfCacerts(t, cluster) })
 }
 
-// checkTakeover migrates a mesh of Istio to this control plane, rotates its root, and migrates the mesh back.
-func checkTakeover(t *testing.T, cluster *testcluster.Cluster) {
+// checkMigration migrates a mesh of Istio to this control plane, rotates its root, and migrates the mesh back.
+func checkMigration(t *testing.T, cluster *testcluster.Cluster) {
 	namespace := cluster.Namespace(t)
 	stop := startIstiod(t, cluster, namespace)
 	waitForSecret(t, cluster, namespace, caSecretName)
@@ -117,7 +117,7 @@ func checkTakeover(t *testing.T, cluster *testcluster.Cluster) {
 	})
 }
 
-func checkTakeoverOfCacerts(t *testing.T, cluster *testcluster.Cluster) {
+func checkMigrationOfCacerts(t *testing.T, cluster *testcluster.Cluster) {
 	namespace := cluster.Namespace(t)
 	stop := startIstiod(t, cluster, namespace, "USE_CACERTS_FOR_SELF_SIGNED_CA=true")
 	waitForSecret(t, cluster, namespace, plugInSecretName)
