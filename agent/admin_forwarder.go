@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
 // adminForwarder accepts connections on the configured admin address and forwards them to the current Envoy. It is
@@ -86,7 +87,7 @@ func (e *envoySupervisor) listenAdmin(ctx context.Context) net.Listener {
 			e.Logger.Info("forwarding connections at the admin address to the new Envoy", "address", l.Addr().String())
 			return l
 		}
-		if !sleep(ctx, adminListenInterval) {
+		if !backoff.Sleep(ctx, adminListenInterval) {
 			return nil
 		}
 	}

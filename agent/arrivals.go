@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/agent/config"
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
 const (
@@ -112,7 +113,7 @@ func (e *envoySupervisor) arrivalsComponent() component {
 }
 
 func (e *envoySupervisor) watchArrivals(ctx context.Context) error {
-	for pause := arrivalInterval; sleep(ctx, pause); {
+	for pause := arrivalInterval; backoff.Sleep(ctx, pause); {
 		began := time.Now()
 		if i := e.currentInstance(); i != nil {
 			if s, err := i.countArrivals(ctx, e.ownStats); err == nil {

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
@@ -111,7 +112,7 @@ func (g *componentGroup) runWithRestarts(ctx context.Context, p component) error
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
 		g.logger.Error("a component failed; restarting it", "part", p.name, "error", err, "after", wait)
-		if !sleep(ctx, wait) {
+		if !backoff.Sleep(ctx, wait) {
 			return nil
 		}
 	}
@@ -126,16 +127,4 @@ func runRecovering(ctx context.Context, p component) (err error) {
 		}
 	}()
 	return p.run(ctx)
-}
-
-// sleep waits for d and reports whether that time passed before ctx ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

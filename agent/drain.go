@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/agent/config"
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
 )
 
@@ -207,7 +208,7 @@ func (n *shutdown) waitDrained(ctx context.Context) string {
 			progress = now.Add(progressInterval)
 			n.Logger.Info("still draining", "requests", c.requests, "connections", c.connections, "timeLeft", time.Until(n.deadline).Round(time.Second))
 		}
-		sleep(ctx, pollDelay(n.plan, pace, time.Since(began), c))
+		backoff.Sleep(ctx, pollDelay(n.plan, pace, time.Since(began), c))
 		pace = min(pace*3/2, maxCountInterval)
 	}
 }

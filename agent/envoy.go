@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/envoy"
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 	"github.com/pilotfish-mesh/pilotfish/internal/logformat"
 	"github.com/pilotfish-mesh/pilotfish/internal/phrase"
 )
@@ -124,7 +125,7 @@ func (e *envoySupervisor) run(ctx context.Context) error {
 			e.Logger.Error("the new Envoy exited while the old one drained; restarting the old version", "version", binary.Version)
 		}
 		e.recordRestart(ended, exit, wait)
-		if !sleep(ctx, wait) {
+		if !backoff.Sleep(ctx, wait) {
 			return nil
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 	"github.com/pilotfish-mesh/pilotfish/envoy"
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
 const (
@@ -99,7 +100,7 @@ func (n *shutdown) drainCurrent(ctx context.Context) string {
 		}
 		return "Envoy has not served any client yet"
 	}
-	if !sleep(ctx, n.preDelayLeft()) {
+	if !backoff.Sleep(ctx, n.preDelayLeft()) {
 		return context.Cause(ctx).Error()
 	}
 	if err := n.startEnvoyDrain(ctx, n.instance, false); err != nil {
@@ -161,7 +162,7 @@ func (n *shutdown) stopContext(deadline context.Context) (context.Context, conte
 	go func() {
 		select {
 		case <-n.ShortenShutdown:
-			sleep(ctx, shortenedStopTime)
+			backoff.Sleep(ctx, shortenedStopTime)
 			cancel()
 		case <-ctx.Done():
 		}

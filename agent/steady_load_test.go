@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/semaphore"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
 const (
@@ -115,13 +117,13 @@ func (c *steadyCase) run(t *testing.T) {
 			}
 		})
 	}
-	sleep(ctx, steadyWarmUp)
+	backoff.Sleep(ctx, steadyWarmUp)
 	stopped.Store(true)
 	signaled := time.Now()
 	if err := c.agent.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Errorf("%v: %v", c, err)
 	}
-	sleep(ctx, c.removal)
+	backoff.Sleep(ctx, c.removal)
 	remove()
 	senders.Wait()
 	select {

@@ -23,6 +23,8 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
 const httpListener = `{"name": "web", "address": {"socketAddress": {"address": %q, "portValue": 8080}}, "trafficDirection": "INBOUND",
@@ -108,7 +110,7 @@ func startClients(t *testing.T, address string) *traffic {
 // probe checks continuously that the agent reports ready.
 func (l *traffic) probe(ctx context.Context) {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: testTimeout}
-	for sleep(ctx, 20*time.Millisecond) {
+	for backoff.Sleep(ctx, 20*time.Millisecond) {
 		r, err := client.Get("http://" + l.address + ":15020/healthz/ready")
 		if err == nil {
 			body, _ := io.ReadAll(r.Body)
@@ -138,7 +140,7 @@ func (l *traffic) client(ctx context.Context, kind string, transport *http.Trans
 			if err := postOnce(client, "http://"+l.address+":8080/"); err != nil {
 				l.fail(kind, err)
 			}
-			sleep(ctx, betweenRequests)
+			backoff.Sleep(ctx, betweenRequests)
 		}
 	})
 }
@@ -169,7 +171,7 @@ func (l *traffic) rpcs(ctx context.Context) {
 		if _, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{}, grpc.WaitForReady(true)); err != nil && ctx.Err() == nil {
 			l.fail("gRPC", err)
 		}
-		sleep(ctx, betweenRequests)
+		backoff.Sleep(ctx, betweenRequests)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/envoy"
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
 const (
@@ -57,7 +58,7 @@ func (t *upgradeRun) drainOld(ctx context.Context, next, old *envoyInstance) {
 	if err := t.requestOldDrain(ctx, old); err != nil {
 		t.Logger.Warn("the old Envoy did not start to drain", "error", err)
 	}
-	if !sleep(ctx, handshakeTime) {
+	if !backoff.Sleep(ctx, handshakeTime) {
 		return
 	}
 	if err := steering.ExcludeOld(); err != nil {
@@ -69,7 +70,7 @@ func (t *upgradeRun) drainOld(ctx context.Context, next, old *envoyInstance) {
 			t.Logger.Warn("cannot close the listeners of the old Envoy; until it exits, new connections may reach it and get no response", "error", err)
 		}
 	}
-	sleep(ctx, closeTime)
+	backoff.Sleep(ctx, closeTime)
 }
 
 // requestOldDrain requests a drain of the old Envoy, and retries if that Envoy does not respond, because a stop without
@@ -84,7 +85,7 @@ func (t *upgradeRun) requestOldDrain(ctx context.Context, old *envoyInstance) er
 			return err
 		}
 		t.Logger.Info("retrying the drain of the old Envoy", "pid", old.process.PID(), "error", err)
-		if !sleep(ctx, drainPollInterval) {
+		if !backoff.Sleep(ctx, drainPollInterval) {
 			return err
 		}
 	}
@@ -194,7 +195,7 @@ func (t *upgradeRun) watchDrained(ctx context.Context, old *envoyInstance, plan 
 		look, end := t.oldTrafficCounter(old)
 		defer end()
 		var c trafficSample
-		for sleep(ctx, drainPollInterval) {
+		for backoff.Sleep(ctx, drainPollInterval) {
 			seen, err := look(ctx)
 			if err != nil {
 				t.Logger.Debug("cannot count the traffic of the old Envoy", "error", err)
@@ -247,7 +248,7 @@ func (t *upgradeRun) watchIdle(ctx context.Context, next, old *envoyInstance) (i
 	found, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		for since := time.Now(); sleep(ctx, drainPollInterval); {
+		for since := time.Now(); backoff.Sleep(ctx, drainPollInterval); {
 			if n, err := t.countOldClients(ctx, next, old); err != nil || n > 0 {
 				since = time.Now()
 			} else if time.Since(since) > idleTime || t.upgrades.lifeCtx.Err() != nil { // no new connections while the agent stops

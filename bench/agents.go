@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
 // Addresses of the measurement of two agents. All of them are in a network namespace of the benchmark, because Istio's
@@ -218,7 +220,7 @@ func (run *agentRun) measure(ctx context.Context, pid int, began time.Time, mesh
 		return err
 	}
 	run.start = ready.Sub(began)
-	pause(ctx, settleDelay)
+	backoff.Sleep(ctx, settleDelay)
 	run.loadRSS, run.loadAnon = peak()
 	if run.endpointCPU, err = editsOf(ctx, pid, endpointsPage, mesh.editEndpoint); err != nil {
 		return err
@@ -245,7 +247,7 @@ func editsOf(ctx context.Context, pid int, page func(planeEdit) string, edit fun
 			return 0, err
 		}
 	}
-	pause(ctx, settleDelay)
+	backoff.Sleep(ctx, settleDelay)
 	spent, err := cpuOf(pid)
 	return spent - cpu, err
 }
@@ -265,7 +267,7 @@ func awaitText(ctx context.Context, url, text string) error {
 		if err == nil && strings.Contains(string(page), text) {
 			return nil
 		}
-		if !pause(ctx, 100*time.Millisecond) {
+		if !backoff.Sleep(ctx, 100*time.Millisecond) {
 			return ctx.Err()
 		}
 	}

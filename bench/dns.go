@@ -21,6 +21,7 @@ import (
 	mdns "github.com/miekg/dns"
 
 	"github.com/pilotfish-mesh/pilotfish/dns"
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
 const (
@@ -198,7 +199,7 @@ func (b *bench) startNames(ctx context.Context, name string, port int, program s
 		if _, _, err = client.Exchange(m, net.JoinHostPort(nameAddress, strconv.Itoa(port))); err == nil {
 			return s, nil
 		}
-		pause(ctx, 50*time.Millisecond)
+		backoff.Sleep(ctx, 50*time.Millisecond)
 	}
 	return nil, errors.Join(fmt.Errorf("%s does not respond: %w", name, err), s.stop())
 }
@@ -287,7 +288,7 @@ func (b *bench) paced(ctx context.Context, port int, mesh bool) (float64, error)
 			return 0, err
 		}
 		took = append(took, float64(time.Since(sent).Microseconds()))
-		pause(ctx, time.Second/pacedRate-time.Since(sent))
+		backoff.Sleep(ctx, time.Second/pacedRate-time.Since(sent))
 	}
 	slices.Sort(took)
 	return took[len(took)*99/100], nil

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
 const (
@@ -42,7 +44,7 @@ func (b *bench) idle(ctx context.Context) error {
 	if err := weigh("when ready", pid); err != nil {
 		return err
 	}
-	if !pause(ctx, settleTime) {
+	if !backoff.Sleep(ctx, settleTime) {
 		return ctx.Err()
 	}
 	if err := weigh("10 s later", pid); err != nil {
@@ -58,7 +60,7 @@ func (b *bench) idle(ctx context.Context) error {
 	if err := weigh("after being idle for a minute", pid); err != nil {
 		return err
 	}
-	for end := time.Now().Add(probedTime); time.Now().Before(end) && pause(ctx, probePeriod); {
+	for end := time.Now().Add(probedTime); time.Now().Before(end) && backoff.Sleep(ctx, probePeriod); {
 		if _, err := awaitOK(ctx, "http://"+proxyAddress+":15020/healthz/ready"); err != nil {
 			return err
 		}
@@ -92,15 +94,6 @@ func (b *bench) shutdown(ctx context.Context) error {
 	fmt.Printf("time from SIGTERM to the exit of an idle sidecar, %d measurements\n", len(took))
 	fmt.Printf("  median %d ms, slowest %d ms\n", middle.Milliseconds(), took[len(took)-1].Milliseconds())
 	return nil
-}
-
-func pause(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
 }
 
 func weigh(when string, pid int) error {
@@ -146,7 +139,7 @@ func watch(ctx context.Context, during time.Duration, pids ...int) ([]activity, 
 			}
 			last[i] = n
 		}
-		if !pause(ctx, 100*time.Millisecond) {
+		if !backoff.Sleep(ctx, 100*time.Millisecond) {
 			return nil, ctx.Err()
 		}
 	}

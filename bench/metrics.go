@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 )
 
@@ -196,7 +197,7 @@ func (m *meteredPair) set(ctx context.Context, on bool) error {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("the setting \"metrics enabled: %t\" is not in force in both Envoys after %s", on, updateTimeout)
 		}
-		if !pause(ctx, 50*time.Millisecond) {
+		if !backoff.Sleep(ctx, 50*time.Millisecond) {
 			return ctx.Err()
 		}
 	}

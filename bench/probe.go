@@ -13,6 +13,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
 const (
@@ -120,7 +122,7 @@ func probeOnce(ctx context.Context, address, path string) error {
 // reuses the memory of the first one.
 func probeStorms(ctx context.Context, pid int, through string) error {
 	fmt.Printf("storms of probes: %d concurrent clients for %v\n", stormClients, stormTime)
-	if !pause(ctx, settleTime) { // wait until the agent has released unused memory
+	if !backoff.Sleep(ctx, settleTime) { // wait until the agent has released unused memory
 		return ctx.Err()
 	}
 	if err := weigh("before", pid); err != nil {
@@ -136,7 +138,7 @@ func probeStorms(ctx context.Context, pid int, through string) error {
 			return err
 		}
 	}
-	if !pause(ctx, settleTime) {
+	if !backoff.Sleep(ctx, settleTime) {
 		return ctx.Err()
 	}
 	return weigh("10 s later", pid)

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
@@ -155,7 +156,7 @@ func (r *redirect) measurer(ctx context.Context, prefix string) measure {
 		if _, known := r.times[name]; !known {
 			r.order = append(r.order, name)
 		}
-		pause(ctx, settle)
+		backoff.Sleep(ctx, settle)
 		began := time.Now()
 		err := f()
 		r.times[name] = append(r.times[name], time.Since(began))

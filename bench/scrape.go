@@ -14,6 +14,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
 // Sizes of the scrape targets: an Envoy with scrapeServices clusters, whose statistics have 5 MB, and an application
@@ -49,7 +51,7 @@ func (b *bench) scrape(ctx context.Context) error {
 		return err
 	}
 	defer agent.quit()
-	if !pause(ctx, 10*time.Second) {
+	if !backoff.Sleep(ctx, 10*time.Second) {
 		return ctx.Err()
 	}
 	pid := agent.cmd.Process.Pid
@@ -88,7 +90,7 @@ func (b *bench) weighScrapes(ctx context.Context, pid int, encoding string) erro
 	if err := weigh("immediately after them", pid); err != nil {
 		return err
 	}
-	if !pause(ctx, scrapePause) {
+	if !backoff.Sleep(ctx, scrapePause) {
 		return ctx.Err()
 	}
 	return weigh(fmt.Sprintf("%s later", scrapePause), pid)

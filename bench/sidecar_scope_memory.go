@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
 const (
@@ -113,13 +115,13 @@ func (b *bench) weighScoped(ctx context.Context, dir, scope string, services int
 		}
 		_ = response.Body.Close()
 	}
-	if !pause(ctx, 3*time.Second) {
+	if !backoff.Sleep(ctx, 3*time.Second) {
 		return ctx.Err()
 	}
 	if err := weigh(fmt.Sprintf("%d services used", scopeUsed), envoy); err != nil {
 		return err
 	}
-	if !pause(ctx, settleTime) { // the agent releases the memory of large messages 10 s after the last one
+	if !backoff.Sleep(ctx, settleTime) { // the agent releases the memory of large messages 10 s after the last one
 		return ctx.Err()
 	}
 	return weigh("its agent 13 s later", agent)

@@ -13,6 +13,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 	"github.com/pilotfish-mesh/pilotfish/cni/capture"
 	"github.com/pilotfish-mesh/pilotfish/cni/kube"
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
 // fromAgent, fromAPI and fromPolicy are the values of agentapi.Result.Source. They specify where the plugin found the
@@ -45,21 +46,9 @@ func (s *podSource) pod(ctx context.Context, args *podArgs) (p *agentapi.Pod, fr
 		if err == nil {
 			return p, from, nil
 		}
-		if errors.Is(err, errNoPod) || !wait(ctx, pause) {
+		if errors.Is(err, errNoPod) || !backoff.Sleep(ctx, pause) {
 			return nil, "", sourceError(args, err)
 		}
-	}
-}
-
-// wait waits for the pause. It returns false if ctx ends first.
-func wait(ctx context.Context, pause time.Duration) bool {
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/analysis"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
 const (
@@ -63,10 +64,8 @@ func (f *analysisLoop) run(ctx context.Context) {
 		case <-f.wake:
 		case <-again.C:
 		}
-		select { // wait for further changes, to analyse them together
-		case <-ctx.Done():
+		if !backoff.Sleep(ctx, analysisPause) { // waits for further changes, to analyse them together
 			return
-		case <-time.After(analysisPause):
 		}
 		problems := f.problems()
 		f.updateCounts(problems)

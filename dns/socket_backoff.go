@@ -42,12 +42,7 @@ func (s *errorBackoff) wait(ctx context.Context, err error) error {
 		s.log.Warn("cannot receive DNS queries; retrying", "error", err)
 	}
 	s.failing = true
-	timer := time.NewTimer(s.backoff.Next())
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
+	backoff.Sleep(ctx, s.backoff.Next())
 	return nil
 }
 

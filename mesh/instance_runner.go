@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
@@ -126,10 +127,8 @@ func (r *instanceRunner) waitForSidecar(ctx context.Context) bool {
 		if reasons, _ := r.probe.sidecar(ctx); len(reasons) == 0 {
 			return true
 		}
-		select {
-		case <-ctx.Done():
+		if !backoff.Sleep(ctx, startingInterval) {
 			return false
-		case <-time.After(startingInterval):
 		}
 	}
 }

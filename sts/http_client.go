@@ -77,7 +77,7 @@ type reply struct {
 // send sends the request that build returns. It retries after server errors (5xx) and failed connections, up to
 // maxAttempts attempts in total.
 func (u *upstream) send(ctx context.Context, build func(context.Context) (*http.Request, error)) (reply, error) {
-	backoff := backoff.Backoff{Min: 10 * time.Millisecond, Max: time.Second}
+	retry := backoff.Backoff{Min: 10 * time.Millisecond, Max: time.Second}
 	for attempt := 1; ; attempt++ {
 		request, err := build(ctx)
 		if err != nil {
@@ -90,7 +90,7 @@ func (u *upstream) send(ctx context.Context, build func(context.Context) (*http.
 		if err == nil {
 			err = fmt.Errorf("%s responded with status %d", withoutQuery(request.URL), r.status)
 		}
-		if errors.Is(err, errTooLong) || attempt == maxAttempts || !wait(ctx, backoff.Next()) {
+		if errors.Is(err, errTooLong) || attempt == maxAttempts || !backoff.Sleep(ctx, retry.Next()) {
 			return reply{}, fmt.Errorf("%w (after %d attempts)", err, attempt)
 		}
 	}
@@ -116,18 +116,6 @@ func (u *upstream) sendOnce(request *http.Request) (reply, error) {
 		return reply{}, fmt.Errorf("%s: %w", withoutQuery(request.URL), errTooLong)
 	}
 	return reply{status: response.StatusCode, body: body}, nil
-}
-
-// wait waits for d and returns true. If ctx ends first, it returns false.
-func wait(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // withoutQuery returns u without its query and user, which may contain secrets.

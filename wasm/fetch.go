@@ -60,9 +60,7 @@ func (m *Modules) fetch(ctx context.Context, module Module, known *entry) (*fetc
 			return f, err
 		}
 		m.log.Info("fetching a module failed; retrying", "url", module.redactedURL(), "error", err)
-		select {
-		case <-time.After(retry.Next()):
-		case <-ctx.Done():
+		if !backoff.Sleep(ctx, retry.Next()) {
 			return nil, fmt.Errorf("%w; last error: %w", context.Cause(ctx), err)
 		}
 	}

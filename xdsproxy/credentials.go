@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 )
 
@@ -99,7 +100,7 @@ func (w *credentialWatcher) run(ctx context.Context) {
 		if delay := w.computeExpiryDelay(); delay > 0 {
 			wait = min(wait, delay)
 		}
-		if sleep(ctx, wait); ctx.Err() != nil {
+		if backoff.Sleep(ctx, wait); ctx.Err() != nil {
 			return
 		}
 	}

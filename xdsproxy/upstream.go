@@ -217,7 +217,7 @@ func (u *upstream) serve(ctx context.Context, c connection) {
 		case refused:
 			u.lastFailed = c.target
 			_ = c.conn.Close()
-			sleep(ctx, u.refusedBackoff.Next())
+			backoff.Sleep(ctx, u.refusedBackoff.Next())
 			return
 		}
 	}
@@ -288,13 +288,4 @@ func (u *upstream) openStream(ctx context.Context, l *lease, v wire.Variant) (gr
 		return nil, err
 	}
 	return l.conn.NewStream(metadata.NewOutgoingContext(ctx, header), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, v.Method())
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/agent"
 	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/agent/logging"
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 	"github.com/pilotfish-mesh/pilotfish/internal/cgroup"
 	"github.com/pilotfish-mesh/pilotfish/internal/processors"
 	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
@@ -301,10 +302,8 @@ func awaitAddress(ctx context.Context, log *slog.Logger, look func() ([]netip.Ad
 	defer cancel()
 	log.Warn("this machine has only loopback addresses; waiting for another address (set INSTANCE_IP to skip the wait)", "timeout", timeout)
 	for {
-		select {
-		case <-ctx.Done():
+		if !backoff.Sleep(ctx, addressInterval) {
 			return nil
-		case <-time.After(addressInterval):
 		}
 		if found, err := look(); err == nil && len(found) > 0 {
 			return found

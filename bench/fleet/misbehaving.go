@@ -6,6 +6,8 @@ import (
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
 // behaviour is how a client handles responses.
@@ -33,10 +35,7 @@ func (c *client) delay(ctx context.Context) {
 	if c.behaviour != readingSlow {
 		return
 	}
-	select {
-	case <-time.After(pause):
-	case <-ctx.Done():
-	}
+	backoff.Sleep(ctx, pause)
 }
 
 // newMisbehaving returns the slow and refusing clients. The benchmark measures their effect on the other clients. The

@@ -31,28 +31,26 @@ type untainter struct {
 }
 
 func (u *untainter) run(ctx context.Context) error {
-	backoff := &backoff.Backoff{Min: time.Second, Max: 30 * time.Second}
+	retry := &backoff.Backoff{Min: time.Second, Max: 30 * time.Second}
 	logged := ""
 	for {
 		wait := readyInterval
 		if u.ready().OK {
 			wait = taintInterval
 			if err := u.removeTaint(ctx); err != nil {
-				wait = backoff.Next()
+				wait = retry.Next()
 				if ctx.Err() == nil && logged != err.Error() {
 					logged = err.Error()
 					u.logger.Warn("removing the node's taint failed; pods that do not tolerate the taint are not scheduled on this node", "taint", u.taint, "error", err,
 						"remedy", "give the service account the rights to get and patch nodes, as examples/cni/untaint.yaml does; kubectl taint nodes "+u.node+" "+u.taint+"- removes it manually")
 				}
 			} else {
-				backoff.Reset()
+				retry.Reset()
 				logged = ""
 			}
 		}
-		select {
-		case <-ctx.Done():
+		if !backoff.Sleep(ctx, wait) {
 			return ctx.Err()
-		case <-time.After(wait):
 		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/node"
 	"github.com/pilotfish-mesh/pilotfish/cni/repair"
 	"github.com/pilotfish-mesh/pilotfish/cni/sandbox"
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
@@ -112,10 +113,8 @@ func listenWithRetry(ctx context.Context, c node.ServerConfig) (*node.Server, er
 		if err == nil {
 			return server, nil
 		}
-		select {
-		case <-ctx.Done():
+		if !backoff.Sleep(ctx, 500*time.Millisecond) {
 			return nil, err
-		case <-time.After(500 * time.Millisecond):
 		}
 	}
 }
@@ -208,10 +207,8 @@ func (a *nodeAgent) waitForOwner(ctx context.Context) {
 			logged = err.Error()
 			a.logger.Warn("the agent's DaemonSet was not found; if the agent exits before the DaemonSet is found, the plugin stays installed", "error", err)
 		}
-		select {
-		case <-ctx.Done():
+		if !backoff.Sleep(ctx, wait) {
 			return
-		case <-time.After(wait):
 		}
 	}
 }

@@ -71,7 +71,7 @@ func NewCache(c CacheConfig) *Cache {
 
 // Run lists and watches the node's pods until the context ends.
 func (c *Cache) Run(ctx context.Context) error {
-	backoff := &backoff.Backoff{Min: c.config.MinWait, Max: c.config.MaxWait}
+	retry := &backoff.Backoff{Min: c.config.MinWait, Max: c.config.MaxWait}
 	version, stuck := "", 0
 	for ctx.Err() == nil {
 		began, from := time.Now(), version
@@ -90,13 +90,10 @@ func (c *Cache) Run(ctx context.Context) error {
 				version, stuck = "", 0
 			}
 		} else if time.Since(began) > minWatch {
-			backoff.Reset()
+			retry.Reset()
 			continue
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(backoff.Next()):
-		}
+		backoff.Sleep(ctx, retry.Next())
 	}
 	return ctx.Err()
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 	"github.com/pilotfish-mesh/pilotfish/cni/kube"
 	"github.com/pilotfish-mesh/pilotfish/cni/sandbox"
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
 // maxTries limits how often the repairer tries an action on one sandbox if the action fails.
@@ -94,10 +95,9 @@ func (r *Repairer) Run(ctx context.Context) error {
 			r.Sweep(ctx)
 		case <-r.wake:
 			r.lookAt(ctx, r.takeDirty())
-			select { // pods that change during the pause are checked together, with a single scan of the processes
-			case <-ctx.Done():
+			// Pods that change during the pause are checked together, with a single scan of the processes.
+			if !backoff.Sleep(ctx, r.config.Pause) {
 				return ctx.Err()
-			case <-time.After(r.config.Pause):
 			}
 		}
 	}

@@ -88,7 +88,7 @@ func (m *MeshConfigMap) readFirst(ctx context.Context, core *rest.RESTClient, na
 			return nil, err
 		}
 		m.log.Warn("the API server does not answer; retrying", "error", err)
-		if !pause(ctx, retry.Next()) {
+		if !backoff.Sleep(ctx, retry.Next()) {
 			return nil, err
 		}
 	}

@@ -108,21 +108,9 @@ func (s *Source) Run(ctx context.Context) error {
 		if time.Since(started) >= stableAfter {
 			retry.Reset()
 		}
-		if !pause(ctx, retry.Next()) {
+		if !backoff.Sleep(ctx, retry.Next()) {
 			return nil
 		}
-	}
-}
-
-// pause waits for d. It returns false if ctx ends first.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
 	}
 }
 
@@ -207,7 +195,7 @@ func (s *Source) receive(ctx context.Context, stream stream) error {
 		} else {
 			rest = max(rest, nackPause.Next())
 		}
-		if !pause(ctx, rest) {
+		if !backoff.Sleep(ctx, rest) {
 			return ctx.Err()
 		}
 	}

@@ -17,10 +17,11 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
+	grpcbackoff "google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	securityv1 "istio.io/api/security/v1alpha1"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
@@ -46,7 +47,7 @@ func dribble(ctx context.Context, group *sync.WaitGroup, source, target string, 
 					sendSlowly(ctx, conn, hello)
 					_ = conn.Close()
 				}
-				sleep(ctx, 50*time.Millisecond)
+				backoff.Sleep(ctx, 50*time.Millisecond)
 			}
 		})
 	}
@@ -55,19 +56,9 @@ func dribble(ctx context.Context, group *sync.WaitGroup, source, target string, 
 // sendSlowly sends data byte by byte until the server closes the connection.
 func sendSlowly(ctx context.Context, conn net.Conn, data []byte) {
 	for _, b := range data {
-		if _, err := conn.Write([]byte{b}); err != nil || !sleep(ctx, 20*time.Millisecond) {
+		if _, err := conn.Write([]byte{b}); err != nil || !backoff.Sleep(ctx, 20*time.Millisecond) {
 			return
 		}
-	}
-}
-
-// sleep waits, and returns false if the context has ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
 	}
 }
 
@@ -136,7 +127,7 @@ func (c *controlPlane) connect(ctx context.Context, as client) (time.Duration, e
 		ctx = addToken(ctx, as.token)
 	}
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(as.source)}}
-	often := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1, MaxDelay: 200 * time.Millisecond}}
+	often := grpc.ConnectParams{Backoff: grpcbackoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1, MaxDelay: 200 * time.Millisecond}}
 	conn, err := grpc.NewClient(c.secure, grpc.WithTransportCredentials(credentials.NewTLS(config)), grpc.WithConnectParams(often),
 		grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", to) }))
 	if err != nil {

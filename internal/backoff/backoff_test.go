@@ -1,6 +1,7 @@
 package backoff
 
 import (
+	"context"
 	"testing"
 	"time"
 )
@@ -15,5 +16,18 @@ func TestDelaysGrowToMaxAndReset(t *testing.T) {
 			}
 		}
 		b.Reset()
+	}
+}
+
+func TestSleepEndsWithItsContext(t *testing.T) {
+	if !Sleep(t.Context(), time.Millisecond) {
+		t.Error("Sleep reports that the context ended")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan bool)
+	go func() { ended <- Sleep(ctx, time.Hour) }()
+	cancel()
+	if <-ended {
+		t.Error("Sleep reports that an hour has passed")
 	}
 }

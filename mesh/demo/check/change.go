@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
 // reviewsFile is the name of the configuration file that the checks edit.
@@ -160,18 +161,8 @@ func (t *Target) waitForProblem(ctx context.Context, wanted func(*config.Problem
 		if wanted(found) {
 			return found, nil
 		}
-		if err := pause(ctx, 20*time.Millisecond); err != nil {
-			return nil, err
+		if !backoff.Sleep(ctx, 20*time.Millisecond) {
+			return nil, ctx.Err()
 		}
-	}
-}
-
-// pause waits for d. It returns an error if ctx ends before.
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
 	}
 }

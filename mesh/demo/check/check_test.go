@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
@@ -178,7 +179,7 @@ func TestFailedRequestUnderLoadIsCounted(t *testing.T) {
 		l.mu.Lock()
 		seen = l.total
 		l.mu.Unlock()
-		if pause(ctx, time.Millisecond) != nil {
+		if !backoff.Sleep(ctx, time.Millisecond) {
 			t.Fatal("no request was made")
 		}
 	}

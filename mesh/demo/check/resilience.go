@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
@@ -65,9 +66,9 @@ func (t *Target) pagesUntilBack(ctx context.Context, workload string, oldPID int
 		if !back.IsZero() && i.Ready && i.EnvoyPID != 0 && i.EnvoyPID != oldPID {
 			return back, pages, without, nil
 		}
-		if err := pause(ctx, 10*time.Millisecond); err != nil {
+		if !backoff.Sleep(ctx, 10*time.Millisecond) {
 			return back, pages, without, fmt.Errorf("the Envoy of %s did not recover (ready: %v, reasons: %v; process %d, previously %d): %w",
-				workload, i.Ready, i.Reasons, i.EnvoyPID, oldPID, err)
+				workload, i.Ready, i.Reasons, i.EnvoyPID, oldPID, ctx.Err())
 		}
 	}
 }
@@ -92,8 +93,8 @@ func controlPlaneOutage(ctx context.Context, t *Target) (string, error) {
 }
 
 func (t *Target) restartControlPlane(ctx context.Context, page *client) (evidence string, err error) {
-	if err := pause(ctx, 200*time.Millisecond); err != nil { // so that some requests are sent before the outage
-		return "", err
+	if !backoff.Sleep(ctx, 200*time.Millisecond) { // so that some requests are sent before the outage
+		return "", ctx.Err()
 	}
 	stopped := time.Now()
 	if err := t.Mesh.StopControlPlane(ctx); err != nil {
@@ -110,8 +111,8 @@ func (t *Target) restartControlPlane(ctx context.Context, page *client) (evidenc
 		_, undoErr := undo()
 		err = errors.Join(err, undoErr)
 	}()
-	if err := pause(ctx, time.Second); err != nil {
-		return "", err
+	if !backoff.Sleep(ctx, time.Second) {
+		return "", ctx.Err()
 	}
 	if err := t.Mesh.StartControlPlane(ctx); err != nil {
 		return "", err
@@ -143,8 +144,8 @@ func (t *Target) waitInSync(ctx context.Context) error {
 		if waiting == nil && status.Control.Running {
 			return nil
 		}
-		if err := pause(ctx, 20*time.Millisecond); err != nil {
-			return errors.Join(waiting, err)
+		if !backoff.Sleep(ctx, 20*time.Millisecond) {
+			return errors.Join(waiting, ctx.Err())
 		}
 	}
 }
@@ -171,7 +172,7 @@ func startLoad(ctx context.Context, c *client, url string, h headers) *backgroun
 	l := &backgroundLoad{cancel: cancel}
 	for range loadWorkers {
 		l.workers.Go(func() {
-			for pause(ctx, loadPace) == nil {
+			for backoff.Sleep(ctx, loadPace) {
 				// Do not cancel a started request when stop is called, because it would count as a failure.
 				r, err := c.get(context.WithoutCancel(ctx), url, h)
 				l.count(r, err)

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
 // checkTeardown stops the mesh, and checks that none of its processes, listeners and files remain.
@@ -51,7 +53,7 @@ func (f *footprint) waitRemoved(ctx context.Context) error {
 		if err != nil || len(left) == 0 {
 			return err
 		}
-		if pause(ctx, 20*time.Millisecond) != nil {
+		if !backoff.Sleep(ctx, 20*time.Millisecond) {
 			return fmt.Errorf("the mesh has stopped, but these remain: %s", strings.Join(left, ", "))
 		}
 	}
