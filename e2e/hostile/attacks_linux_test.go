@@ -47,6 +47,7 @@ func attacks() []attack {
 		connectionAttacks,
 		debugAttacks,
 		identityAttacks,
+		documentAttacks,
 		registrationAttacks,
 		policyAttacks,
 		fetchAttacks,

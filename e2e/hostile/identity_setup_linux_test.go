@@ -152,13 +152,9 @@ type node struct {
 	metadata                 map[string]any
 }
 
-// stream opens a delta stream for a node, and requests resources.
-func (n node) stream(ctx context.Context, t *testing.T, conn *grpc.ClientConn, typeURL string, names ...string) (discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient, *discoveryv3.DeltaDiscoveryResponse, error) {
+// proto returns the node as the first request of a stream has it.
+func (n node) proto(t *testing.T) *corev3.Node {
 	t.Helper()
-	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
 	claims := map[string]any{"NAMESPACE": n.namespace}
 	for key, value := range n.metadata {
 		claims[key] = value
@@ -168,7 +164,17 @@ func (n node) stream(ctx context.Context, t *testing.T, conn *grpc.ClientConn, t
 		t.Fatal(err)
 	}
 	id := fmt.Sprintf("%s~%s~one.%s~%s.svc.cluster.local", n.kind, n.address, n.namespace, n.namespace)
-	request := &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: id, Metadata: about}, TypeUrl: typeURL, ResourceNamesSubscribe: names}
+	return &corev3.Node{Id: id, Metadata: about}
+}
+
+// stream opens a delta stream for a node, and requests resources.
+func (n node) stream(ctx context.Context, t *testing.T, conn *grpc.ClientConn, typeURL string, names ...string) (discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient, *discoveryv3.DeltaDiscoveryResponse, error) {
+	t.Helper()
+	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	request := &discoveryv3.DeltaDiscoveryRequest{Node: n.proto(t), TypeUrl: typeURL, ResourceNamesSubscribe: names}
 	if err := stream.Send(request); err != nil && err != io.EOF {
 		return nil, nil, err
 	}
