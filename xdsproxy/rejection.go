@@ -27,13 +27,13 @@ type ResourceNack struct {
 }
 
 // rejectResources records the resources of the response about that Envoy names in the reason of a NACK. It records at
-// most maxRejected resources per type.
+// most maxRejected resources per type, and updates those that it has recorded.
 func (a *typeTracker) rejectResources(about wire.Response, reason string, now time.Time) {
 	for _, m := range findMentions(about.Resources, reason) {
 		n := a.rejected[m.Name]
 		if n == nil {
 			if len(a.rejected) >= maxRejected {
-				return
+				continue // later mentions may be of recorded resources
 			}
 			if a.rejected == nil {
 				a.rejected = make(map[string]*ResourceNack)

@@ -45,6 +45,31 @@ func TestFindMentions(t *testing.T) {
 	}
 }
 
+func TestRecordedNackIsUpdatedAtTheLimit(t *testing.T) {
+	var a typeTracker
+	var first wire.Response
+	reason := "Error adding/updating cluster(s) "
+	for i := range maxRejected {
+		name := fmt.Sprintf("c%03d", i)
+		first.Resources = append(first.Resources, wire.Resource{Name: name, Version: "1"})
+		reason += name + ": old, "
+	}
+	start := time.Unix(1000, 0)
+	a.rejectResources(first, reason, start)
+	later := start.Add(time.Minute)
+	again := wire.Response{Resources: []wire.Resource{{Name: "another", Version: "2"}, {Name: "c007", Version: "2"}}}
+	a.rejectResources(again, "Error adding/updating cluster(s) another: bad, c007: new", later)
+
+	all := a.rejectedResources()
+	if len(all) != maxRejected {
+		t.Errorf("%d resources are recorded, want %d", len(all), maxRejected)
+	}
+	want := ResourceNack{Name: "c007", Version: "2", Reason: "new", Count: 2, Since: start, Last: later}
+	if diff := cmp.Diff(want, all[7]); diff != "" {
+		t.Errorf("the recorded NACK (-want +got):\n%s", diff)
+	}
+}
+
 // If a control plane repeats a rejected response, the log stays short and contains the number of NACKs.
 func TestRepeatedNacksAreLoggedRarely(t *testing.T) {
 	now := time.Unix(1000, 0)
