@@ -19,7 +19,7 @@ func authorityFlags(flags *pflag.FlagSet, c *AuthorityConfig) {
 	flags.DurationVar(&c.RotateBefore, "rotate-root-before", ca.DefaultRotateBefore, "remaining lifetime at which a root is replaced automatically; negative: never")
 	flags.StringVar(&c.AuditFile, "ca-audit-log", "", "file that receives a JSON line for each issued or refused certificate; for unauthenticated clients, one line per minute")
 	flags.StringVar(&c.DenyList, "deny-list", "", "YAML `file` with lists of accounts (NAMESPACE/SERVICE-ACCOUNT) and serials (of certificates, hexadecimal) that receive no certificate and no configuration; the control plane watches the file")
-	flags.StringVar(&c.Issuer, "jwt-issuer", "", "additional issuer whose JWTs authenticate service accounts (subject system:serviceaccount:NAMESPACE:NAME); default: only the control plane's own tokens")
+	flags.StringVar(&c.Issuer, "jwt-issuer", "", "additional issuer whose JWTs authenticate service accounts (subject system:serviceaccount:NAMESPACE:NAME)")
 	flags.StringVar(&c.IssuerKeys, "jwt-issuer-keys", "", "file or URL of the JWK set of --jwt-issuer (default: the URL in the issuer's OpenID Connect discovery document)")
 	flags.StringVar(&c.IssuerAudience, "jwt-audience", "", "audience that JWTs of --jwt-issuer must contain (default "+ca.TokenAudience+")")
 }
