@@ -116,7 +116,7 @@ check: lint envoy ## run lint and the quick unit tests (under 3 minutes)
 	@go test -short -vet=off -timeout 2m $$(go list ./... | grep -vE '^$(PKG)/($(SLOW_PACKAGES))$$')
 
 .PHONY: kubernetes
-kubernetes: build envoy containerd ## test the CNI plugin in a real Kubernetes cluster (6 minutes the first time)
+kubernetes: build envoy iptables containerd ## test the CNI plugin in a real Kubernetes cluster (10 minutes more the first time)
 	@scripts/kubernetes.sh controlplane node
 	@cd e2e/kubernetes && PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -mod=mod -count=1 -timeout 30m ./...
 

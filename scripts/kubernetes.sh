@@ -5,7 +5,7 @@
 #   scripts/kubernetes.sh [--print] [controlplane | node]...
 #
 #   controlplane   etcd, kube-apiserver, kube-controller-manager: what `make test` needs (default)
-#   node           kube-scheduler, kubelet, kubectl: what `make kubernetes` needs as well
+#   node           kube-scheduler, kubelet, kube-proxy, kubectl: what `make kubernetes` needs as well
 #   --print        only prints the folder of the components
 #
 # e2e/kubernetes/components/go.mod pins the version and all dependencies. The first build takes minutes. The cache is
@@ -17,7 +17,7 @@ sum=$(cat "$module"/{go.mod,go.sum,controlplane/main.go,node/main.go} | sha256su
 target=${XDG_CACHE_HOME:-$HOME/.cache}/pilotfish/kubernetes/$sum
 declare -A components=(
 	[controlplane]='etcd kube-apiserver kube-controller-manager'
-	[node]='kube-scheduler kubelet kubectl'
+	[node]='kube-scheduler kubelet kube-proxy kubectl'
 )
 
 if [ "${1:-}" = --print ]; then
@@ -33,7 +33,8 @@ for program in "$@"; do
 	work=$(mktemp -d "$target/.build.XXXXXX")
 	trap 'rm -rf "$work"' EXIT
 	# Without optimisation, the build takes a quarter less time. With the same flags as in istiod.sh, it reuses packages.
-	(cd "$module" && GOWORK=off CGO_ENABLED=0 go build -gcflags 'all=-N -l -dwarf=false' -ldflags '-s -w' -o "$work/" "./$program")
+	version=$(cd "$module" && GOWORK=off go list -m -f '{{.Version}}' k8s.io/kubernetes)
+	(cd "$module" && GOWORK=off CGO_ENABLED=0 go build -gcflags 'all=-N -l -dwarf=false' -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$version" -o "$work/" "./$program")
 	for name in ${components[$program]}; do
 		ln -sf "$program" "$target/$name"
 	done

@@ -21,7 +21,7 @@ const (
 	nodeName       = "node-1"
 	nodeAddress    = "10.90.0.1"
 	nodeAddress6   = "fd90::1"
-	serviceAddress = "10.96.0.1" // of the API server as pods know it; there is no kube-proxy to lead it elsewhere
+	serviceAddress = "10.96.0.1" // of the API server as pods know it; kube-proxy translates it
 )
 
 // waitTimeout limits each wait: a kubelet may back off for minutes.
@@ -85,6 +85,7 @@ func startCluster(t *testing.T) *cluster {
 	c.waitFor(t, "the node is ready", func() error {
 		return c.checkField("node/"+nodeName, `{.status.conditions[?(@.type=="Ready")].status}`, "True")
 	})
+	c.startProxy(t)
 	shared = c
 	return c
 }
@@ -108,11 +109,10 @@ func kubernetesBin(t *testing.T) string {
 	return dir
 }
 
-// createNetwork creates the network namespace, with the node's address and that of the API server's service.
+// createNetwork creates the network namespace, with the addresses of the node.
 func (c *cluster) createNetwork(t *testing.T) {
 	t.Helper()
-	script := `ip link set lo up && ip link add node0 type bridge && ip addr add ` + nodeAddress + `/24 dev node0 && ip addr add ` +
-		serviceAddress + `/32 dev lo && ip link set node0 up && ip addr add ` + nodeAddress6 + `/64 dev node0 nodad && ip route add default dev node0 && ` +
+	script := `ip link set lo up && ip link add node0 type bridge && ip addr add ` + nodeAddress + `/24 dev node0 && ip link set node0 up && ip addr add ` + nodeAddress6 + `/64 dev node0 nodad && ip route add default dev node0 && ` +
 		`sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 && echo ready && exec sleep infinity`
 	cmd := exec.Command("/bin/sh", "-c", script)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}

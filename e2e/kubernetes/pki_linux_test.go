@@ -37,6 +37,7 @@ func newPKI(t *testing.T, dir string) *pki {
 		"admin":        {CommonName: "admin", Organization: []string{"system:masters"}},
 		"controller":   {CommonName: "system:kube-controller-manager"},
 		"scheduler":    {CommonName: "system:kube-scheduler"},
+		"proxy":        {CommonName: "system:kube-proxy"},
 		first.kubelet:  {CommonName: "system:node:" + first.name, Organization: []string{"system:nodes"}},
 		second.kubelet: {CommonName: "system:node:" + second.name, Organization: []string{"system:nodes"}},
 	} {

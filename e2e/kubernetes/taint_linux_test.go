@@ -93,10 +93,10 @@ func TestRightToUntaintIsForNothingElse(t *testing.T) {
 		args  []string
 		says  string
 	}{
-		"another taint":      {bound, []string{"taint", "nodes", nodeName, "pilotfish.test/other-"}, "and no other"},
-		"a new taint":        {bound, []string{"taint", "nodes", nodeName, "new=:NoExecute"}, "and no other"},
-		"a label":            {bound, []string{"label", "node", nodeName, "new=label"}, "nothing of a node but a taint"},
-		"a cordon":           {bound, []string{"patch", "node", nodeName, "-p", `{"spec":{"unschedulable":true}}`}, "nothing of a node but a taint"},
+		"another taint":      {bound, []string{"taint", "nodes", nodeName, "pilotfish.test/other-"}, "may only remove the taint cni.istio.io/not-ready"},
+		"a new taint":        {bound, []string{"taint", "nodes", nodeName, "new=:NoExecute"}, "may only remove the taint cni.istio.io/not-ready"},
+		"a label":            {bound, []string{"label", "node", nodeName, "new=label"}, "may only change the taints of a node"},
+		"a cordon":           {bound, []string{"patch", "node", nodeName, "-p", `{"spec":{"unschedulable":true}}`}, "may only change the taints of a node"},
 		"the plugin's token": {free, []string{"taint", "nodes", nodeName, taint + "-"}, "the node that it runs on"},
 	} {
 		if err := as(try.token, try.args...); err == nil || !strings.Contains(err.Error(), try.says) {
