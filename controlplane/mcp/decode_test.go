@@ -69,7 +69,7 @@ func TestDocumentsOfTheExamplesAreDecodedUnchanged(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			again, problems := decoderOf(r.Kind).decode(ResourceName(r.Key), packResource(t, encoded))
+			again, problems, _ := decoderOf(r.Kind).decode(ResourceName(r.Key), packResource(t, encoded))
 			if !again.Equal(r) || !again.Created.Equal(r.Created) {
 				t.Errorf("%s of %s is decoded as %v, %v", r.Key, file, again, problems)
 			}
@@ -123,7 +123,7 @@ func TestInvalidDocumentsAreRefusedWithNameAndField(t *testing.T) {
 		"two names":                       {config.VirtualService, "shop/a", pack(t, "shop/b", valid), []string{"metadata.name", "differs"}},
 		"a label that is not one":         {config.VirtualService, "shop/a", packResource(t, &mcpv1.Resource{Metadata: &mcpv1.Metadata{Name: "shop/a", Labels: map[string]string{"a b": "c"}}, Body: validBody}), []string{"VirtualService shop/a"}},
 	} {
-		r, problems := decoderOf(c.kind).decode(c.resource, c.body)
+		r, problems, _ := decoderOf(c.kind).decode(c.resource, c.body)
 		if r != nil {
 			t.Errorf("%s is accepted", name)
 			continue

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -52,11 +54,11 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Source is a store of the documents that another control plane sends. It rejects a response with an invalid document
-// (NACK): the stored documents do not change. While the server is unreachable, the last accepted documents stay in
-// force.
+// Source is a store of the documents that another control plane sends. It answers a response with an invalid document
+// with a NACK: the valid documents come into force, and of the invalid ones the last accepted versions stay in force.
+// While the server is unreachable, the last accepted documents stay in force.
 type Source struct {
-	config.Store // the accepted documents
+	config.Store // the documents in force
 	apply        func(put []*config.Resource, del []config.Key) (changed []config.Key)
 	cfg          Config
 	name         string // xds://host:port
@@ -114,8 +116,8 @@ func (s *Source) Run(ctx context.Context) error {
 	}
 }
 
-// errResync ends a stream so that the server sends the documents that an earlier NACK left out.
-var errResync = errors.New("the client reconnects to receive the documents of rejected responses again")
+// errResync ends a stream so that the server sends the documents of a response again that the client refused as a whole.
+var errResync = errors.New("the client reconnects to receive the documents of refused responses again")
 
 // runStream connects to the server and handles its responses until the stream ends. If the server does not implement
 // the protocol variant of the stream, the next stream uses the other variant.
@@ -201,8 +203,8 @@ func (s *Source) receive(ctx context.Context, stream stream) error {
 	}
 }
 
-// handle applies a response. If the response is invalid, handle only records its problems, and returns the reason of
-// the NACK. resync reports that the client must open a new stream.
+// handle applies a response. If a document is invalid, handle records its problems, and returns the reason of the NACK.
+// resync reports that the client must open a new stream.
 func (s *Source) handle(u *update) (reason string, resync bool) {
 	s.setConnected()
 	c := s.collections[u.typeURL] // the map does not change after New
@@ -212,20 +214,24 @@ func (s *Source) handle(u *update) (reason string, resync bool) {
 	next, problems := c.validate(u, time.Now(), maxTotal-s.sizeWithout(c))
 	s.mu.Lock()
 	if next == nil {
-		c.reject(u, problems)
-		s.mu.Unlock()
-		reason = describeProblems(problems)
-		s.cfg.Metrics.responses.WithLabelValues(s.name, "rejected").Inc()
-		s.log.Warn("the control plane rejected documents of a configuration source; the last accepted documents stay in force", "kind", c.kind, "reason", reason)
-		return reason, false
+		c.refuseResponse(u, problems)
+	} else {
+		resync, problems = c.accept(u, next), next.rejected
 	}
-	resync = c.accept(u, next)
 	s.mu.Unlock()
-	s.apply(next.put, next.del)
-	s.cfg.Metrics.responses.WithLabelValues(s.name, "accepted").Inc()
-	s.cfg.Metrics.documents.WithLabelValues(s.name).Set(float64(s.countDocuments()))
-	s.checkSynced()
-	return "", resync
+	if next != nil {
+		s.apply(slices.Collect(maps.Values(next.put)), next.del)
+		s.cfg.Metrics.documents.WithLabelValues(s.name).Set(float64(s.countDocuments()))
+		s.checkSynced()
+	}
+	if len(problems) == 0 {
+		s.cfg.Metrics.responses.WithLabelValues(s.name, "accepted").Inc()
+		return "", resync
+	}
+	reason = describeProblems(problems)
+	s.cfg.Metrics.responses.WithLabelValues(s.name, "rejected").Inc()
+	s.log.Warn("the control plane rejected documents of a configuration source; their last accepted versions stay in force", "kind", c.kind, "reason", reason)
+	return reason, resync
 }
 
 // sizeWithout returns the size of the accepted documents of all kinds except excluded.

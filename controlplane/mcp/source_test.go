@@ -2,6 +2,7 @@ package mcp
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,10 +13,13 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	networking "istio.io/api/networking/v1alpha3"
+	security "istio.io/api/security/v1beta1"
+	typev1beta1 "istio.io/api/type/v1beta1"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
@@ -70,62 +74,118 @@ func TestSourceIsSyncedWhenAllKindsWereAccepted(t *testing.T) {
 	awaitHosts(t, s, "b")
 }
 
-func TestRejectedResponseChangesNothing(t *testing.T) {
+func TestValidDocumentsOfRejectedResponseAreInForce(t *testing.T) {
 	server := newTestServer(t, "")
 	s := runSource(t, server.address, plaintext)
 	c, _ := server.accept()
 	c.answerAll(t)
-	c.send(t, routes(t, "1", []*discoveryv3.Resource{route(t, "shop/a", "1", "a", 1)}))
+	c.send(t, routes(t, "1", []*discoveryv3.Resource{route(t, "shop/a", "1", "a", 1), route(t, "shop/gone", "1", "gone", 1)}))
 	<-s.Synced()
 
-	answer := c.send(t, routes(t, "2", []*discoveryv3.Resource{route(t, "shop/a", "2", "a2", -1), route(t, "shop/b", "1", "b", 1)}))
-	for _, want := range []string{"VirtualService shop/a", "spec.http[0].route[0].weight"} {
+	answer := c.send(t, routes(t, "2", []*discoveryv3.Resource{route(t, "shop/a", "2", "a2", -1), route(t, "shop/b", "1", "b", 1), route(t, "shop/new", "1", "new", -1)}, "shop/gone"))
+	for _, want := range []string{"VirtualService shop/a", "VirtualService shop/new", "spec.http[0].route[0].weight"} {
 		if !strings.Contains(answer.GetErrorDetail().GetMessage(), want) {
 			t.Errorf("the NACK is %v, without %q", answer.GetErrorDetail(), want)
 		}
 	}
-	awaitHosts(t, s, "a")
-	if problems := s.Problems(); len(problems) != 1 || problems[0].Severity != config.Error || problems[0].Key.Name != "a" {
+	if strings.Contains(answer.GetErrorDetail().GetMessage(), "shop/b") {
+		t.Errorf("the NACK names a valid document: %v", answer.GetErrorDetail())
+	}
+	awaitHosts(t, s, "a", "b")
+	if problems := s.Problems(); len(problems) != 2 || problems[0].Severity != config.Error || problems[0].Key.Name != "a" || problems[1].Key.Name != "new" {
 		t.Errorf("the problems are %v", problems)
 	}
-	if d := s.Documents(); len(d) != 1 || d[0].State != config.Stale {
-		t.Errorf("the documents are %v", d)
+	if got, want := statesOf(s), map[string]config.DocumentState{"a": config.Stale, "b": config.InForce, "new": config.Refused}; !maps.Equal(got, want) {
+		t.Errorf("the documents are %v, want %v", got, want)
 	}
 
-	// The corrected document is accepted. The source then reconnects for the valid document of the rejected response.
-	if answer := c.send(t, routes(t, "3", []*discoveryv3.Resource{route(t, "shop/a", "3", "a3", 1)})); answer.GetErrorDetail() != nil {
-		t.Fatalf("the corrected response is rejected: %v", answer.GetErrorDetail())
-	}
+	// A new stream reports the accepted versions, so that the server sends the rejected documents again.
 	c.close()
 	c, first := server.accept()
-	if known := first[typeOfRoutes].GetInitialResourceVersions(); len(known) != 1 || known["shop/a"] != "3" {
-		t.Errorf("the client reports %v", known)
+	if known, want := first[typeOfRoutes].GetInitialResourceVersions(), map[string]string{"shop/a": "1", "shop/b": "1"}; !maps.Equal(known, want) {
+		t.Errorf("the client reports %v, want %v", known, want)
 	}
-	c.send(t, routes(t, "1", []*discoveryv3.Resource{route(t, "shop/b", "1", "b", 1)}))
+	if answer := c.send(t, routes(t, "3", []*discoveryv3.Resource{route(t, "shop/a", "3", "a3", 1)}, "shop/new")); answer.GetErrorDetail() != nil {
+		t.Fatalf("the corrected response is rejected: %v", answer.GetErrorDetail())
+	}
 	awaitHosts(t, s, "a3", "b")
 	if problems := s.Problems(); len(problems) != 0 {
 		t.Errorf("the problems are %v", problems)
 	}
 }
 
-func TestInvalidFirstResponseDoesNotSync(t *testing.T) {
+// statesOf returns the states of the source's documents by their names.
+func statesOf(s *Source) map[string]config.DocumentState {
+	states := map[string]config.DocumentState{}
+	for _, d := range s.Documents() {
+		states[d.Key.Name] = d.State
+	}
+	return states
+}
+
+func TestInvalidDocumentOfFirstResponseDoesNotSync(t *testing.T) {
 	server := newTestServer(t, "")
 	s := runSource(t, server.address, plaintext)
 	c, _ := server.accept()
 	c.answerAll(t)
 	c.send(t, routes(t, "1", []*discoveryv3.Resource{route(t, "shop/a", "1", "a", -1), route(t, "shop/b", "1", "b", 1)}))
-	c.send(t, routes(t, "2", []*discoveryv3.Resource{route(t, "shop/a", "2", "a", 1)}))
+	awaitHosts(t, s, "b")
 	if isSynced(s) {
-		t.Error("it is synced without a document of the rejected response")
+		t.Error("it is synced although no version of a document was accepted")
 	}
 	c.close()
 	c, first := server.accept()
 	if known := first[typeOfRoutes].GetInitialResourceVersions(); len(known) != 0 {
 		t.Errorf("the client reports %v, so that the server may not send a complete response", known)
 	}
-	c.send(t, routes(t, "1", []*discoveryv3.Resource{route(t, "shop/a", "2", "a", 1), route(t, "shop/b", "1", "b", 1)}))
+	c.send(t, routes(t, "1", []*discoveryv3.Resource{route(t, "shop/a", "1", "a", -1), route(t, "shop/b", "1", "b", 1)}))
+	c.send(t, routes(t, "2", []*discoveryv3.Resource{route(t, "shop/a", "2", "a", 1)}))
 	<-s.Synced()
 	awaitHosts(t, s, "a", "b")
+}
+
+func TestRefusedPolicyWithoutAcceptedVersionDenies(t *testing.T) {
+	server := newTestServer(t, "")
+	s := runSource(t, server.address, plaintext)
+	c, _ := server.accept()
+	typeOfPolicies := TypeURL(config.AuthorizationPolicy)
+	for _, kind := range config.IstioKinds() {
+		c.send(t, &discoveryv3.DeltaDiscoveryResponse{TypeUrl: TypeURL(kind), Nonce: "initial-" + string(kind)})
+	}
+	<-s.Synced()
+	send := func(nonce, version string, spec *security.AuthorizationPolicy) string {
+		t.Helper()
+		body := &discoveryv3.Resource{Name: "shop/pages", Version: version, Resource: pack(t, "shop/pages", spec)}
+		return c.send(t, &discoveryv3.DeltaDiscoveryResponse{TypeUrl: typeOfPolicies, Nonce: nonce, Resources: []*discoveryv3.Resource{body}}).GetErrorDetail().GetMessage()
+	}
+	policy := func() *security.AuthorizationPolicy {
+		r := s.Get(config.Key{Kind: config.AuthorizationPolicy, Namespace: "shop", Name: "pages"})
+		if r == nil {
+			return nil
+		}
+		return r.Spec.(*security.AuthorizationPolicy)
+	}
+	selector := &typev1beta1.WorkloadSelector{MatchLabels: map[string]string{"app": "page"}}
+	invalid := &security.AuthorizationPolicy{Selector: selector, Rules: []*security.Rule{{When: []*security.Condition{{Key: "no.such.key", Values: []string{"x"}}}}}}
+	if reason := send("1", "1", invalid); !strings.Contains(reason, "no.such.key") || !strings.Contains(reason, "are denied") {
+		t.Errorf("the NACK is %q", reason)
+	}
+	if p := policy(); p.GetAction() != security.AuthorizationPolicy_DENY || !proto.Equal(p.GetSelector(), selector) {
+		t.Errorf("the policy in force is %v", p)
+	}
+	if got := statesOf(s)["pages"]; got != config.Denied {
+		t.Errorf("the state is %q", got)
+	}
+	valid := &security.AuthorizationPolicy{Selector: selector, Rules: []*security.Rule{{To: []*security.Rule_To{{Operation: &security.Operation{Methods: []string{"GET"}}}}}}}
+	if reason := send("2", "2", valid); reason != "" {
+		t.Fatalf("the corrected policy is rejected: %s", reason)
+	}
+	if reason := send("3", "3", invalid); !strings.Contains(reason, "no.such.key") || strings.Contains(reason, "are denied") {
+		t.Errorf("the NACK of a later version is %q", reason)
+	}
+	if p := policy(); p.GetAction() != security.AuthorizationPolicy_ALLOW || len(p.GetRules()) != 1 || statesOf(s)["pages"] != config.Stale {
+		t.Errorf("the policy in force is %v, %v", p, statesOf(s))
+	}
 }
 
 func TestDocumentsStayWhileTheServerIsAway(t *testing.T) {
@@ -207,11 +267,18 @@ func TestServerWithoutDelta(t *testing.T) {
 	if answer := send(typeOfRoutes, "3", route(t, "shop/a", "", "a", -1)); answer.GetVersionInfo() != "2" || !strings.Contains(answer.GetErrorDetail().GetMessage(), "shop/a") {
 		t.Errorf("the answer is %v", answer)
 	}
-	if answer := send(typeOfRoutes, "4", b, b); answer.GetErrorDetail() == nil {
+	awaitHosts(t, s, "a") // b was removed, and a has its last accepted version
+	if answer := send(typeOfRoutes, "4", a, b, b); answer.GetErrorDetail() == nil {
 		t.Error("a response with two documents of one name is accepted")
 	}
+	awaitHosts(t, s, "a")
+	send(typeOfRoutes, "5", a, b)
 	awaitHosts(t, s, "a", "b")
-	send(typeOfRoutes, "5", b)
+	if answer := send(typeOfRoutes, "6", route(t, "", "", "x", 1)); answer.GetErrorDetail() == nil {
+		t.Error("a document without a name is accepted")
+	}
+	awaitHosts(t, s, "a", "b") // the document without a name may be any of them
+	send(typeOfRoutes, "7", b)
 	awaitHosts(t, s, "b")
 }
 
