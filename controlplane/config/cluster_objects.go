@@ -26,6 +26,14 @@ func (k Kind) DuplicateSeverity() Severity {
 	return Error
 }
 
+// DuplicateRemedy returns the remedy of the finding about two documents with the same key.
+func (k Kind) DuplicateRemedy() string {
+	if k.IsClusterState() {
+		return noRemedyNeeded
+	}
+	return "rename or remove one of the two"
+}
+
 // PodSpec contains the fields of a Kubernetes Pod that the control plane uses, from its metadata, spec and status.
 type PodSpec struct {
 	UID string

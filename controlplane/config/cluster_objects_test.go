@@ -184,3 +184,33 @@ func TestInternerSharesEqualValues(t *testing.T) {
 		t.Errorf("the interner remembers %d strings", len(in.strings))
 	}
 }
+
+// FuzzClusterObjects: any content of an object is read without an error, and the result is encoded and decoded
+// unchanged.
+func FuzzClusterObjects(f *testing.F) {
+	for _, text := range []string{podDump, sliceDump} {
+		_, text, _ = strings.Cut(text, "metadata:")
+		f.Add("metadata:" + text)
+	}
+	f.Add("metadata: {name: n, labels: {topology.kubernetes.io/region: r}}")
+	f.Fuzz(func(t *testing.T, fields string) {
+		for _, head := range []string{"apiVersion: v1\nkind: Pod\n", "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n", "apiVersion: v1\nkind: Node\n", "apiVersion: v1\nkind: Namespace\n"} {
+			resources, problems := Parse("f", []byte(head+fields))
+			for _, r := range resources {
+				if !r.Kind.IsClusterState() {
+					continue // the text contains further documents
+				}
+				if text, err := Encode(r); err != nil {
+					t.Error(err)
+				} else if again, _ := Parse("f", text); len(again) != 1 || !again[0].Equal(r) {
+					t.Errorf("%+v %+v is encoded as %s and decoded as %v", r, r.Spec, text, again)
+				}
+			}
+			for _, p := range problems {
+				if p.Severity == Error && p.Code == InvalidValue && p.Key.Kind.IsClusterState() && p.Field != "" && strings.HasPrefix(p.Field, "spec") {
+					t.Errorf("a field is refused: %v", p)
+				}
+			}
+		}
+	})
+}

@@ -94,7 +94,7 @@ func (j *MultiStore) Problems() []Problem {
 				Field:    "metadata.name",
 				Value:    h.loser.Name,
 				Message:  fmt.Sprintf("another source has a %s of this name, at %s, which is in force instead of this document", h.loser.Kind, h.winner.Origin),
-				Remedy:   "rename or remove one of the two",
+				Remedy:   h.loser.Kind.DuplicateRemedy(),
 			})
 		}
 	}

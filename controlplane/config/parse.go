@@ -225,7 +225,7 @@ func (f *fileParser) addDocument(d *document, r *Resource) {
 	if d.key.Name != "" && !d.inert && !d.invalidName && !d.unknownKind {
 		if first, taken := f.seen[d.key]; taken {
 			d.reportAs(DuplicateName, d.key.Kind.DuplicateSeverity(), d.fieldPosition("metadata.name"), "metadata.name", d.key.Name, fmt.Sprintf("a %s with this name already exists at %s and takes precedence", d.key.Kind, first),
-				"rename or remove one of the two")
+				d.key.Kind.DuplicateRemedy())
 			f.out.Problems = append(f.out.Problems, d.sortedProblems()...)
 			return
 		}

@@ -48,7 +48,13 @@ type Key struct {
 	Name      string `json:"name"`
 }
 
-func (k Key) String() string { return fmt.Sprintf("%s %s/%s", k.Kind, k.Namespace, k.Name) }
+// String returns "Kind namespace/name", or "Kind name" for an object without a namespace.
+func (k Key) String() string {
+	if k.Namespace == "" {
+		return fmt.Sprintf("%s %s", k.Kind, k.Name)
+	}
+	return fmt.Sprintf("%s %s/%s", k.Kind, k.Namespace, k.Name)
+}
 
 // CompareKeys orders keys by kind, namespace and name.
 func CompareKeys(a, b Key) int {

@@ -35,19 +35,20 @@ func (c serviceCluster) distribution(t snapshot.Traffic) registry.Distribution {
 	return c.svc.Distribution
 }
 
-// distributionKey returns the part of the proxy's place on which the priorities of a traffic distribution depend. It
-// returns "" if the place is unknown.
+// distributionKey returns the part of the proxy's place on which the priorities of a traffic distribution depend. It is
+// not empty even if the place is unknown, because whether endpoints depend on the place is cached for all proxies of a
+// scope.
 func distributionKey(s *snapshot.Snapshot, p *Proxy, d registry.Distribution) string {
 	parts := append(strings.SplitN(p.locality(s), "/", 3), "", "")
 	place := strings.Join(parts[:2], "/")
 	if d == registry.PreferSameNode {
 		place = strings.Join(parts[:3], "/") + "\x00" + p.node(s)
 	}
-	if strings.Trim(place, "/\x00") == "" {
-		return ""
-	}
 	return "near " + place
 }
+
+// isUnknownPlace reports whether a proxy's place, without the prefix of distributionKey, contains no locality and node.
+func isUnknownPlace(at string) bool { return strings.Trim(at, "/\x00") == "" }
 
 // distributionPriority returns the priority of an endpoint: 0 for the nearest ones. at is the proxy's place, without
 // the prefix of distributionKey. Unlike failover, these priorities do not require outlier detection.

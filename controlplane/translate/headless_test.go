@@ -107,3 +107,27 @@ func TestHeadlessUDPServiceHasNames(t *testing.T) {
 		}
 	}
 }
+
+// TestPodsOfAHeadlessServiceHaveNames: each pod with the subdomain of its Service has a name with all its addresses.
+func TestPodsOfAHeadlessServiceHaveNames(t *testing.T) {
+	const cluster = `
+{apiVersion: v1, kind: Service, metadata: {name: db, namespace: one}, spec: {clusterIP: None, selector: {app: db}, ports: [{name: tcp, port: 3306}]}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: db-0, namespace: one, labels: {app: db}}, spec: {hostname: db-0, subdomain: db}, status: {podIPs: [{ip: 10.1.0.1}, {ip: "fd00::1"}]}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: other, namespace: one, labels: {app: db}}, status: {podIP: 10.1.0.2}}
+---
+{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: db-4, namespace: one, labels: {kubernetes.io/service-name: db}}, addressType: IPv4, ports: [{name: tcp, port: 3306}], endpoints: [{addresses: [10.1.0.1], targetRef: {kind: Pod, name: db-0}}, {addresses: [10.1.0.2], targetRef: {kind: Pod, name: other}}]}
+---
+{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: db-6, namespace: one, labels: {kubernetes.io/service-name: db}}, addressType: IPv6, ports: [{name: tcp, port: 3306}], endpoints: [{addresses: ["fd00::1"], targetRef: {kind: Pod, name: db-0}}]}
+`
+	const host = "db.one.svc.cluster.local"
+	one := translate.DescribedName{Registry: "Kubernetes", Namespace: "one"}
+	whole, pod := one, one
+	whole.ShortName, whole.IPs, whole.Ports = "db", []string{"10.1.0.1", "10.1.0.2", "fd00::1"}, []string{"_tcp._tcp 3306"}
+	pod.ShortName, pod.IPs = "db-0.db", []string{"10.1.0.1", "fd00::1"}
+	want := map[string]translate.DescribedName{host: whole, "db-0." + host: pod}
+	if diff := cmp.Diff(want, names(t, newTestMesh(t, nil, cluster), "sidecar a-1.one 127.203.41.1 app=a INTERCEPTION_MODE=REDIRECT")); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -94,6 +94,9 @@ func (c serviceCluster) applyLocality(cla *endpointv3.ClusterLoadAssignment, eps
 		return
 	}
 	if d := c.distribution(traffic); d != "" {
+		if isUnknownPlace(at) {
+			return
+		}
 		cla.Endpoints = groupByPriority(eps, func(e snapshot.Endpoint) int { return distributionPriority(e, d, at) })
 		return
 	}

@@ -174,7 +174,7 @@ func (s *Store) findDuplicates(path string) []config.Problem {
 		problems = append(problems, config.Problem{
 			Code: config.DuplicateName, Severity: key.Kind.DuplicateSeverity(), Key: key, At: h.resource.PositionOf("metadata.name"), Field: "metadata.name", Value: key.Name,
 			Message: fmt.Sprintf("a %s of this name already exists at %s and is in force instead of this document", key.Kind, s.files[owner].accepted[key].resource.Origin),
-			Remedy:  "rename or remove one of the two",
+			Remedy:  key.Kind.DuplicateRemedy(),
 		})
 	}
 	slices.SortFunc(problems, func(a, b config.Problem) int {

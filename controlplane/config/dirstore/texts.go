@@ -71,7 +71,7 @@ func (t *fileSetStore) addFile(f File, parsed *config.ParsedFile) {
 			t.problems = append(t.problems, config.Problem{
 				Code: config.DuplicateName, Severity: d.Key.Kind.DuplicateSeverity(), Key: d.Key, At: d.Resource.PositionOf("metadata.name"), Field: "metadata.name", Value: d.Key.Name,
 				Message: fmt.Sprintf("a %s of this name already exists at %s and is in force instead of this document", d.Key.Kind, first),
-				Remedy:  "rename or remove one of the two",
+				Remedy:  d.Key.Kind.DuplicateRemedy(),
 			})
 		default:
 			t.origins[d.Key] = d.Resource.Origin
