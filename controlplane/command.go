@@ -10,10 +10,12 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/ca"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
@@ -32,17 +34,29 @@ const TLSPolicyVariable = "COMPLIANCE_POLICY"
 // HTTP10Variable is Istio's environment variable for Config.AcceptHTTP10.
 const HTTP10Variable = "PILOT_HTTP10"
 
-// NewCommand returns the command `pilotfish control-plane`.
-func NewCommand() *cobra.Command {
+// Extension is a part of the control plane that the program adds to the command, because this package does not link it.
+type Extension struct {
+	// AddFlags adds the flags of the extension.
+	AddFlags func(*pflag.FlagSet)
+	// Configure changes the configuration according to the flags.
+	Configure func(context.Context, *Config) error
+	// Run runs alongside the server until the context ends. It may be nil.
+	Run func(context.Context, *Server)
+	// SourceFlag is the name of a flag that selects a source of documents.
+	SourceFlag string
+}
+
+// NewCommand returns the command `pilotfish control-plane` with the extensions.
+func NewCommand(extensions ...Extension) *cobra.Command {
 	var cfg Config
 	var logLevel, blockedKeyNetworks string
 	cmd := &cobra.Command{
-		Use:   "control-plane --config-dir DIR",
+		Use:   "control-plane --config-dir DIR|--kubernetes",
 		Short: "Run the control plane: serve xDS and certificates to proxies",
 		Long: `Run the control plane in the foreground, until SIGINT or SIGTERM. It reads Istio
-resources and Kubernetes Services from a directory that it watches, and from
-the configSources of the mesh configuration. By default it listens on loopback;
---address changes that. Its ports are:
+resources and Kubernetes Services from a directory that it watches, from a
+Kubernetes cluster, and from the configSources of the mesh configuration. By
+default it listens on loopback; --address changes that. Its ports are:
   15010  xDS in plaintext; by default only if --address is loopback
   15012  xDS and the certificate authority, over TLS; clients authenticate with
          a token or a certificate
@@ -67,6 +81,7 @@ Exit codes:
   1  the control plane could not start, or failed
   2  wrong flags`,
 		Example: `  pilotfish control-plane --config-dir ./config
+  pilotfish control-plane --kubernetes --kubeconfig ~/.kube/config
   pilotfish token --service-account reviews   # a token for an agent`,
 		Args: usage.Args(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -80,7 +95,7 @@ Exit codes:
 			if cfg.Keys.Blocked, err = fetchguard.ParseNetworks(blockedKeyNetworks); err != nil {
 				return usage.Error{Err: fmt.Errorf("--jwks-blocked-cidrs (%s): %w", BlockedKeyNetworksVariable, err)}
 			}
-			return runCommand(cmd.Context(), cfg)
+			return runCommand(cmd.Context(), cfg, extensions)
 		},
 	}
 	flags := cmd.Flags()
@@ -115,12 +130,17 @@ Exit codes:
 	flags.DurationVar(&cfg.OnDemandTimeout, "on-demand-timeout", translate.DefaultOnDemandTimeout, "maximum time that a request waits for an on-demand resource while no control plane responds")
 	EndpointFlags(flags, &cfg.Endpoints)
 	flags.StringVar(&logLevel, "log-level", "info", "minimum level of log lines: debug, info, warn or error")
-	usage.SetOneRequired(cmd, "config-dir", "mesh-config")
+	sourceFlags := []string{"config-dir", "mesh-config"}
+	for _, extension := range extensions {
+		extension.AddFlags(flags)
+		sourceFlags = append(sourceFlags, extension.SourceFlag)
+	}
+	usage.SetOneRequired(cmd, sourceFlags...)
 	usage.SetCompletions(cmd, "log-level", "debug", "info", "warn", "error")
 	return cmd
 }
 
-func runCommand(ctx context.Context, cfg Config) error {
+func runCommand(ctx context.Context, cfg Config, extensions []Extension) error {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	var err error
@@ -128,15 +148,30 @@ func runCommand(ctx context.Context, cfg Config) error {
 		return err
 	}
 	limitHeap()
+	for _, extension := range extensions {
+		if err := extension.Configure(ctx, &cfg); err != nil {
+			return err
+		}
+	}
 	server, err := New(cfg)
 	if err != nil {
 		return err
 	}
 	if len(server.sources) == 0 {
 		_ = server.Close()
-		return errors.New("there is no source of documents: set --config-dir, or configSources in the file of --mesh-config")
+		return errors.New("there is no source of documents: set --config-dir or --kubernetes, or configSources in the file of --mesh-config")
 	}
-	return server.Run(ctx)
+	ctx, end := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	for _, extension := range extensions {
+		if extension.Run != nil {
+			running.Go(func() { extension.Run(ctx, server) })
+		}
+	}
+	err = server.Run(ctx)
+	end()
+	running.Wait()
+	return err
 }
 
 // NewTokenCommand returns the command `pilotfish token`.

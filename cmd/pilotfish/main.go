@@ -58,7 +58,7 @@ also contains the control plane, and the agent that runs one proxy.`,
 		&cobra.Group{ID: groupAgent, Title: "Agent, which runs one proxy:"},
 	)
 	addGroup(root, groupMesh, newUpCommand(), newDownCommand(), newStatusCommand(), newRestartCommand(), newExecCommand(), demo.NewCommand(), newEnvoyCommand())
-	addGroup(root, groupControl, controlplane.NewCommand(), controlplane.NewTokenCommand(), controlplane.NewCACommand(), newAnalyzeCommand(), newDiffCommand(),
+	addGroup(root, groupControl, controlplane.NewCommand(newKubernetesExtension()), controlplane.NewTokenCommand(), controlplane.NewCACommand(), newAnalyzeCommand(), newDiffCommand(),
 		newProxyStatusCommand(), newProxyConfigCommand(), newDescribeCommand())
 	for _, c := range append(command.Commands(), newRedirectionCommand()) {
 		if c.Name() == "version" {

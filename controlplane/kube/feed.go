@@ -229,11 +229,11 @@ func (f *feed) selects(o *object) bool {
 // updateNamespaces applies changes of the selection: it removes the objects of namespaces that are not selected any
 // more, and passes pending objects to the table.
 func (f *feed) updateNamespaces() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.selection == nil {
+	if f.selection == nil { // also because the feed of namespaces calls this method while its mutex is locked
 		return
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.table.removeNamespaces(func(namespace string) bool {
 		selected, known := f.selection.selects(namespace)
 		return known && !selected

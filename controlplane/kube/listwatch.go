@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 )
@@ -100,7 +101,7 @@ func (l *listWatch) list(ctx context.Context, options metav1.ListOptions) (*obje
 
 func (l *listWatch) request(options metav1.ListOptions) *rest.Request {
 	options.FieldSelector = l.fieldSelector
-	return l.client.Get().NamespaceIfScoped(l.namespace, l.namespace != "").Resource(l.name).VersionedParams(&options, parameterCodec)
+	return l.client.Get().NamespaceIfScoped(l.namespace, l.namespace != "").Resource(l.name).SpecificallyVersionedParams(&options, parameterCodec, schema.GroupVersion{Version: "v1"})
 }
 
 func (l *listWatch) convertList(list runtime.Object) (*objectList, error) {
@@ -157,6 +158,9 @@ func (l *listWatch) convertObject(o runtime.Object) (*object, error) {
 func (l *listWatch) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	options.Watch = true
 	w, err := l.watch(ctx, options)
+	if options.SendInitialEvents != nil && apierrors.IsInvalid(err) { // the API server has no streaming lists; a list follows
+		return nil, err
+	}
 	if err != nil {
 		l.report("watch", err)
 		return nil, err
