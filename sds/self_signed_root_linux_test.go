@@ -123,8 +123,8 @@ func TestNonCARootIsRejected(t *testing.T) {
 		own := newSVID(t, root, identity)
 		own.Bundle = append(append([]byte{}, root.Cert.Raw...), block.Bytes...)
 		for name, r := range map[string]*workload.X509SVIDResponse{
-			"the bundle: ": {Svids: []*workload.X509SVID{own}},
-			"parsing the trust bundle of spiffe://other: ": {Svids: []*workload.X509SVID{newSVID(t, root, identity)},
+			"checking the trust bundle: ": {Svids: []*workload.X509SVID{own}},
+			"checking the trust bundle of spiffe://other: ": {Svids: []*workload.X509SVID{newSVID(t, root, identity)},
 				FederatedBundles: map[string][]byte{"spiffe://other": block.Bytes}},
 		} {
 			api.set(r)

@@ -230,7 +230,7 @@ func (s *SPIFFESource) checkSVID(leaf *x509.Certificate, others, roots []*x509.C
 		return fmt.Errorf("the certificate does not chain to a root of its bundle: %w", err)
 	}
 	if err := checkRoots(roots); err != nil {
-		return fmt.Errorf("parsing the trust bundle: %w", err)
+		return fmt.Errorf("checking the trust bundle: %w", err)
 	}
 	return nil
 }
@@ -252,7 +252,7 @@ func (m *Material) addFederatedRoots(own []*x509.Certificate, bundles map[string
 			err = checkRoots(roots)
 		}
 		if err != nil {
-			return fmt.Errorf("parsing the trust bundle of %s: %w", id, err)
+			return fmt.Errorf("checking the trust bundle of %s: %w", id, err)
 		}
 		if len(roots) == 0 || domain == m.Leaf.URIs[0].Host {
 			continue
