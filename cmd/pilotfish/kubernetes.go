@@ -19,18 +19,21 @@ type kubernetesFlags struct {
 	client    kube.ClientConfig
 	namespace string
 	revision  string
+	audiences []string
+	identity  *kube.Identity // nil without a cluster
 }
 
 // newKubernetesExtension returns the part of the control plane that reads a Kubernetes cluster.
 func newKubernetesExtension() controlplane.Extension {
 	k := &kubernetesFlags{}
-	return controlplane.Extension{AddFlags: k.addFlags, Configure: k.configure, SourceFlag: "kubernetes"}
+	return controlplane.Extension{AddFlags: k.addFlags, Configure: k.configure, Run: k.runIdentity, SourceFlag: "kubernetes"}
 }
 
 func (k *kubernetesFlags) addFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(&k.enabled, "kubernetes", false, "read the objects and the Istio documents of a Kubernetes cluster")
 	flags.StringVar(&k.client.Kubeconfig, "kubeconfig", "", "kubeconfig file of the cluster (default: $KUBECONFIG, ~/.kube/config, or the pod's service account)")
 	flags.StringVar(&k.client.Context, "context", "", "context in the kubeconfig file (default: its current context)")
+	k.addIdentityFlags(flags)
 	// istiod's variables
 	flags.StringVar(&k.namespace, "system-namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), "istio-system"), "namespace of the control plane, with the ConfigMap of the mesh configuration (default: $POD_NAMESPACE or istio-system)")
 	flags.StringVar(&k.revision, "revision", os.Getenv("REVISION"), "revision of the control plane, whose mesh configuration is in the ConfigMap istio-REVISION (default: $REVISION)")
@@ -58,5 +61,5 @@ func (k *kubernetesFlags) configure(ctx context.Context, cfg *controlplane.Confi
 		return err
 	}
 	cfg.Sources = append(cfg.Sources, source)
-	return nil
+	return k.openIdentity(ctx, client, source, cfg)
 }
