@@ -147,7 +147,7 @@ metadata: {name: %s, namespace: %s, labels: {app: web}}
 spec: {containers: [{name: c, image: i, ports: [{name: web, containerPort: 8080}]}]}`, name, namespace)
 }
 
-func in(namespace, manifest string) string {
+func fillNamespace(namespace, manifest string) string {
 	return strings.ReplaceAll(manifest, "NAMESPACE", namespace)
 }
 
@@ -156,7 +156,7 @@ func TestObjectsOfAClusterReachTheStore(t *testing.T) {
 	applyDefinitions(t, cluster)
 	s := startSource(t, cluster)
 	namespace := cluster.Namespace(t, "team", "a")
-	cluster.Apply(t, in(namespace, webManifest))
+	cluster.Apply(t, fillNamespace(namespace, webManifest))
 	pod := cluster.RunPod(t, podManifest(namespace, "web-1"), "10.77.0.1")
 
 	s.await(config.Key{Kind: config.Namespace, Name: namespace}, func(r *config.Resource) bool { return r.Labels["team"] == "a" })
@@ -223,7 +223,7 @@ func TestDocumentsOfAClusterReachTheStore(t *testing.T) {
 	applyDefinitions(t, cluster)
 	s := startSource(t, cluster)
 	namespace := cluster.Namespace(t)
-	route := strings.ReplaceAll(in(namespace, routeManifest), "TIMEOUT", "3s")
+	route := strings.ReplaceAll(fillNamespace(namespace, routeManifest), "TIMEOUT", "3s")
 	key := config.Key{Kind: config.VirtualService, Namespace: namespace, Name: "web"}
 	cluster.Apply(t, route)
 	r := s.await(key, func(r *config.Resource) bool { return timeoutOf(r) == "3s" })
@@ -274,7 +274,7 @@ func TestDefinitionsAppearAndDisappear(t *testing.T) {
 	key := config.Key{Kind: config.ProxyConfig, Namespace: namespace, Name: "p"}
 	for range 2 {
 		applyDefinitions(t, cluster)
-		cluster.Apply(t, in(namespace, `
+		cluster.Apply(t, fillNamespace(namespace, `
 apiVersion: networking.istio.io/v1beta1
 kind: ProxyConfig
 metadata: {name: p, namespace: NAMESPACE}
@@ -301,8 +301,8 @@ func TestDiscoverySelectorsFilterObjects(t *testing.T) {
 	applyDefinitions(t, cluster)
 	selected, other := cluster.Namespace(t, "mesh", "yes"), cluster.Namespace(t)
 	for _, namespace := range []string{selected, other} {
-		cluster.Apply(t, in(namespace, webManifest))
-		cluster.Apply(t, strings.ReplaceAll(in(namespace, routeManifest), "TIMEOUT", "3s"))
+		cluster.Apply(t, fillNamespace(namespace, webManifest))
+		cluster.Apply(t, strings.ReplaceAll(fillNamespace(namespace, routeManifest), "TIMEOUT", "3s"))
 	}
 	keys := func(namespace string) []config.Key {
 		return []config.Key{{Kind: config.Service, Namespace: namespace, Name: "web"}, {Kind: config.VirtualService, Namespace: namespace, Name: "web"}}
@@ -333,7 +333,7 @@ func TestDiscoverySelectorsFilterObjects(t *testing.T) {
 	}
 	// A new namespace is selected with its objects.
 	fresh := cluster.Namespace(t, "mesh", "yes")
-	cluster.Apply(t, in(fresh, webManifest))
+	cluster.Apply(t, fillNamespace(fresh, webManifest))
 	s.await(keys(fresh)[0], nil)
 	// The selectors change at run time.
 	s.UseMesh(&meshconfig.MeshConfig{})
@@ -372,8 +372,8 @@ func TestRestartOfTheAPIServerChangesNothing(t *testing.T) {
 	applyDefinitions(t, cluster)
 	s := startSource(t, cluster)
 	namespace := cluster.Namespace(t)
-	cluster.Apply(t, in(namespace, webManifest))
-	cluster.Apply(t, strings.ReplaceAll(in(namespace, routeManifest), "TIMEOUT", "3s"))
+	cluster.Apply(t, fillNamespace(namespace, webManifest))
+	cluster.Apply(t, strings.ReplaceAll(fillNamespace(namespace, routeManifest), "TIMEOUT", "3s"))
 	pod := cluster.RunPod(t, podManifest(namespace, "web-1"), "10.77.0.1")
 	service := config.Key{Kind: config.Service, Namespace: namespace, Name: "web"}
 	route := config.Key{Kind: config.VirtualService, Namespace: namespace, Name: "web"}
@@ -400,8 +400,8 @@ func TestRestartOfTheAPIServerChangesNothing(t *testing.T) {
 		return nil
 	})
 	// An object of each kind that was created after the restart proves that the kind is read again.
-	cluster.Apply(t, strings.ReplaceAll(in(namespace, webManifest), "name: web,", "name: after,"))
-	cluster.Apply(t, strings.ReplaceAll(strings.ReplaceAll(in(namespace, routeManifest), "TIMEOUT", "3s"), "name: web,", "name: after,"))
+	cluster.Apply(t, strings.ReplaceAll(fillNamespace(namespace, webManifest), "name: web,", "name: after,"))
+	cluster.Apply(t, strings.ReplaceAll(strings.ReplaceAll(fillNamespace(namespace, routeManifest), "TIMEOUT", "3s"), "name: web,", "name: after,"))
 	after := cluster.RunPod(t, podManifest(namespace, "after"), "10.77.0.2")
 	s.await(config.Key{Kind: config.Service, Namespace: namespace, Name: "after"}, nil)
 	s.await(config.Key{Kind: config.VirtualService, Namespace: namespace, Name: "after"}, nil)
