@@ -159,7 +159,7 @@ func (b *bench) compareAgentsWith(ctx context.Context, services int, measure age
 
 // printAgents prints the medians, and the ratio of the first agent to the second one.
 func printAgents(services, turns int, kinds []agentKind, runs map[string][]agentRun, values []agentValue) {
-	fmt.Printf("istiod with %d services, medians of %d in turn\n  %-34s", services, turns, "")
+	fmt.Printf("istiod with %d services: medians of %d rounds, in which the agents alternate\n  %-34s", services, turns, "")
 	for _, kind := range kinds {
 		fmt.Printf(" %12s", kind.name)
 	}

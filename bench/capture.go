@@ -107,7 +107,7 @@ func (b *bench) compareWays(ctx context.Context, ways []*meshWay, connections in
 			}
 		}
 	}
-	fmt.Printf("%d connections, medians of %d loads of %s in turn\n", connections, b.rounds, b.load)
+	fmt.Printf("%d connections: medians of %d loads of %s, in which the ways alternate; ratios to the first line: requests/s, p50, p99\n", connections, b.rounds, b.load)
 	for _, w := range ways {
 		s := w.side
 		fmt.Printf("  %-20s %10.0f requests/s  p50 %6.0f µs  p99 %6.0f µs   x%.2f  x%.2f  x%.2f\n", s.name, medianOf(clone(s.rps)), medianOf(clone(s.p50)),

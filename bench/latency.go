@@ -102,7 +102,7 @@ func (b *bench) compare(ctx context.Context, sides []*side, connections int) err
 		}
 		slices.Reverse(ordered)
 	}
-	printSides(fmt.Sprintf("%d connections, medians of %d loads of %s in turn", connections, b.rounds, b.load), sides)
+	printSides(fmt.Sprintf("%d connections: medians of %d loads of %s, in which the sides alternate", connections, b.rounds, b.load), sides)
 	return nil
 }
 

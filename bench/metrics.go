@@ -86,7 +86,7 @@ func (b *bench) metrics(ctx context.Context) error {
 		}
 	}
 	for i, connections := range measuredConnections {
-		fmt.Printf("%d connections, medians of %d loads of %s in turn\n", connections, b.rounds, b.load)
+		fmt.Printf("%d connections: medians of %d loads of %s, in which the settings alternate\n", connections, b.rounds, b.load)
 		printMetered(results[false][i], results[true][i])
 	}
 	return nil

@@ -144,7 +144,7 @@ func (m *relayBench) large(ctx context.Context, title string, pass func(context.
 			seen[name] = append(seen[name], one)
 		}
 	}
-	fmt.Printf("%s, medians of %d in turn\n", title, m.rounds)
+	fmt.Printf("%s: medians of %d rounds, in which the ways alternate\n", title, m.rounds)
 	direct := medianBy(seen["direct"], func(p passage) float64 { return p.took.Seconds() })
 	for _, name := range m.ways {
 		took := medianBy(seen[name], func(p passage) float64 { return p.took.Seconds() })
@@ -365,7 +365,7 @@ func (b *bench) relayEdits(ctx context.Context) error {
 		return err
 	}
 	m.ready = true
-	fmt.Printf("CPU of the relay for each of %d edits, %d a second, medians of %d in turn\n", editsPerRun, editPace, m.rounds)
+	fmt.Printf("CPU of the relay for each of %d edits, %d a second, medians of %d rounds, in which the ways alternate\n", editsPerRun, editPace, m.rounds)
 	for _, edit := range []struct {
 		name, typeURL string
 		update        func() ([]byte, error)

@@ -100,7 +100,7 @@ Exit codes:
 	}
 	flags := cmd.Flags()
 	flags.StringSliceVar(&cfg.ConfigDirs, "config-dir", nil, "directory of YAML documents, or one file; may be repeated")
-	flags.Var(&cfg.OnInvalidPolicy, "on-invalid-policy", "traffic to the workloads of a refused AuthorizationPolicy or PeerAuthentication without an earlier valid version: deny it, or ignore the policy")
+	flags.Var(&cfg.OnInvalidPolicy, "on-invalid-policy", "effect of an invalid AuthorizationPolicy or PeerAuthentication that never had a valid version: deny all traffic to its workloads, or ignore the policy")
 	flags.StringVar(&cfg.StateDir, "state-dir", "", "directory of the certificate authority (default "+defaultStateText+")")
 	flags.StringVar(&cfg.Address, "address", "127.0.0.1", "IP address to listen on")
 	flags.IntVar(&cfg.Ports.Plain, "port", 0, "port for plaintext xDS, whose clients are not authenticated; -2: none (default: 15010 if --address is loopback, otherwise none)")

@@ -123,8 +123,8 @@ func (o *onDemand) withoutRemoved(s *snapshot.Snapshot, names []string) []string
 	return out
 }
 
-// startReplacing records that the server is about to remove the clusters called names. It returns true if any of them
-// needs a replacement, because the proxy has requested it.
+// startReplacing records that the server is about to remove the clusters called names. It returns true if the
+// proxy has requested any of them: the server must then send a cluster without endpoints in its place.
 func (o *onDemand) startReplacing(names []string) bool {
 	found := false
 	for _, name := range names {

@@ -31,7 +31,8 @@ const (
 // RSA returns the type of RSA keys with the specified length, from 2048 to 8192 bits.
 func RSA(bits int) KeyType { return KeyType(rsaPrefix + strconv.Itoa(bits)) }
 
-// rsaBits returns the length of an RSA key, or 0 for other types.
+// rsaBits returns the key length of an RSA type in bits. It returns 0 for other types, and if the length is not from
+// minRSA to maxRSA.
 func (k KeyType) rsaBits() int {
 	bits, ok := strings.CutPrefix(string(k), rsaPrefix)
 	if !ok {

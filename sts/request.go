@@ -186,7 +186,7 @@ func (r Request) check(grant string) error {
 }
 
 // checkScope returns an error unless scope consists of words that are separated by single spaces. A word contains
-// visible ASCII characters except quotes and backslashes (RFC 6749 section 3.3).
+// visible ASCII characters except double quotes and backslashes (RFC 6749 section 3.3).
 func checkScope(scope string) error {
 	if scope == "" {
 		return nil

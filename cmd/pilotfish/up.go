@@ -91,7 +91,7 @@ Exit codes:
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "show all log lines of sidecars and the control plane, not only warnings")
 	f.BoolVarP(&o.detach, "detach", "d", false, "return once the workloads are ready; the mesh continues in the background")
 	f.BoolVar(&o.check, "check", false, "check the topology file and its documents, and start nothing")
-	f.Var(&o.onInvalid, "on-invalid-policy", "traffic to the workloads of a refused AuthorizationPolicy or PeerAuthentication without an earlier valid version: deny it, or ignore the policy")
+	f.Var(&o.onInvalid, "on-invalid-policy", "effect of an invalid AuthorizationPolicy or PeerAuthentication that never had a valid version: deny all traffic to its workloads, or ignore the policy")
 	usage.SetExclusive(c, "check", "detach")
 	usage.SetCompletions(c, "on-invalid-policy", string(config.DenyInvalid), string(config.IgnoreInvalid))
 	f.BoolVar(&o.detached, "detached", false, "")

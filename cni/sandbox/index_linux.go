@@ -166,10 +166,13 @@ func (x *Index) Find(p *agentapi.Pod, uids []string, hint string) (*Sandbox, err
 			found = &c
 		}
 	}
-	if found == nil {
-		return nil, fmt.Errorf("%w: %w", ErrNone, errors.Join(errs...))
+	switch {
+	case found != nil:
+		return found.Sandbox, nil
+	case len(errs) == 0:
+		return nil, fmt.Errorf("%w: no process of this node is in a cgroup of the pod", ErrNone)
 	}
-	return found.Sandbox, nil
+	return nil, fmt.Errorf("%w: %w", ErrNone, errors.Join(errs...))
 }
 
 // candidate is a possible network namespace of a pod.

@@ -11,10 +11,10 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// newValue returns an empty message of the type that the value of a patch for to must have. It returns nil if patches
-// for this kind of object are not supported.
-func newValue(to networking.EnvoyFilter_ApplyTo) proto.Message {
-	switch to {
+// newValue returns an empty message of the type that the value of a patch with this applyTo must have. It returns nil if
+// EnvoyFilters cannot patch this kind of object.
+func newValue(applyTo networking.EnvoyFilter_ApplyTo) proto.Message {
+	switch applyTo {
 	case networking.EnvoyFilter_LISTENER:
 		return &listenerv3.Listener{}
 	case networking.EnvoyFilter_LISTENER_FILTER:

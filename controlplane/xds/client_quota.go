@@ -91,7 +91,7 @@ func (a *quota) availableBytes() int64 {
 	return max(0, min(maxQuota-a.bytes, a.all.maxBytes-a.all.bytes))
 }
 
-// isChargedFor reports whether the page is already charged to another stream of the client.
+// isChargedFor reports whether the page is already charged to the client, for any of its streams.
 func (a *quota) isChargedFor(p *versionPage) bool {
 	a.all.mu.Lock()
 	defer a.all.mu.Unlock()
