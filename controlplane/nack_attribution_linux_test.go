@@ -62,7 +62,7 @@ func (b *bookshop) awaitRejections(n int, document, file string) {
 		lines := strings.Split(out.String(), "\n")
 		named := 0
 		for i, line := range lines[:len(lines)-1] {
-			if strings.Contains(line, " rejected ") && strings.Contains(lines[i+1], "caused by "+document+" at "+file) {
+			if strings.Contains(line, " rejected ") && strings.Contains(lines[i+1], "possible cause: "+document+" at "+file) {
 				named++
 			}
 		}

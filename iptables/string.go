@@ -118,8 +118,11 @@ func (r *Routing) String() string {
 	if r.Mark != 0 {
 		fmt.Fprintf(&b, "routing\n  packets marked %d → this host, for any destination (policy rule %d, table %d)\n", r.Mark, r.Priority, r.Table)
 	}
+	if len(r.LoopbackAddresses) > 0 {
+		b.WriteString("addresses\n")
+	}
 	for _, a := range r.LoopbackAddresses {
-		fmt.Fprintf(&b, "addresses\n  lo → %s\n", a)
+		fmt.Fprintf(&b, "  %s on lo\n", a)
 	}
 	return b.String()
 }

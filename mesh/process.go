@@ -115,7 +115,7 @@ func enterAndStart(enter func() error, cmd *exec.Cmd) error {
 func findProgram(c command) (string, error) {
 	name := c.Args[0]
 	if info, err := os.Stat(c.Dir); c.Dir != "" && (err != nil || !info.IsDir()) {
-		return "", fmt.Errorf("the working directory %s does not exist: create the directory, or fix workingDir", c.Dir)
+		return "", fmt.Errorf("the working directory %s is not an accessible directory: create the directory, or correct workingDir", c.Dir)
 	}
 	if filepath.Base(name) != name {
 		path := name

@@ -139,7 +139,7 @@ func (i InstanceStatus) writeNotes(out *strings.Builder) {
 	for _, r := range i.Config.Rejected {
 		fmt.Fprintf(out, "  %s rejected %s %s: %s\n", i.Name, r.Type, strings.Join(r.Resources, ", "), termtext.OneLine(r.Reason))
 		for _, b := range r.From {
-			fmt.Fprintf(out, "    built from %s at %s: %s\n", termtext.OneLine(b.Document), termtext.OneLine(b.Position), termtext.OneLine(b.Evidence))
+			fmt.Fprintf(out, "    possible cause: %s at %s: %s\n", termtext.OneLine(b.Document), termtext.OneLine(b.Position), termtext.OneLine(b.Evidence))
 		}
 		if r.Remedy != "" {
 			fmt.Fprintf(out, "    %s\n", termtext.OneLine(r.Remedy))

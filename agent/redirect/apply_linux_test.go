@@ -75,7 +75,7 @@ func TestApplyShowExplainAndCleanWorkOnTheSameNamespace(t *testing.T) {
 	if !strings.Contains(log, "traffic is redirected") || !strings.Contains(log, "backend=nftables") {
 		t.Errorf("apply logs %s", log)
 	}
-	if live := run("show", "--live"); !strings.Contains(live, "outbound/all: all other outbound connections are captured") || !strings.Contains(live, "lo → ::6/128") {
+	if live := run("show", "--live"); !strings.Contains(live, "outbound/all: all other outbound connections are captured") || !strings.Contains(live, "::6/128 on lo") {
 		t.Errorf("the installed rules are shown as\n%s", live)
 	}
 	if text := run("explain", "--live", "--to", "[fd00::99]:80"); !strings.Contains(text, "outbound tcp from [fd00::5]:40000 to [fd00::99]:80") || !strings.Contains(text, "port 15001") {

@@ -170,7 +170,7 @@ func (x *Index) Find(p *agentapi.Pod, uids []string, hint string) (*Sandbox, err
 	case found != nil:
 		return found.Sandbox, nil
 	case len(errs) == 0:
-		return nil, fmt.Errorf("%w: no process of this node is in a cgroup of the pod", ErrNone)
+		return nil, fmt.Errorf("%w: no visible process is in a cgroup of the pod (the node agent needs hostPID, and --proc-dir must be the /proc of the node)", ErrNone)
 	}
 	return nil, fmt.Errorf("%w: %w", ErrNone, errors.Join(errs...))
 }

@@ -99,7 +99,7 @@ func TestPodIsFoundByItsProcessAndAddress(t *testing.T) {
 	if _, err := scan(t).Find(thePod("10.9.8.8"), []string{uid}, ""); !errors.Is(err, ErrNone) {
 		t.Errorf("a namespace without the pod's address was accepted: %v", err)
 	}
-	if _, err := scan(t).Find(thePod("10.9.8.7"), []string{"another"}, ""); !errors.Is(err, ErrNone) || !strings.Contains(err.Error(), "no process of this node") {
+	if _, err := scan(t).Find(thePod("10.9.8.7"), []string{"another"}, ""); !errors.Is(err, ErrNone) || !strings.Contains(err.Error(), "no visible process") {
 		t.Errorf("a namespace of another pod's process was accepted: %v", err)
 	}
 }

@@ -222,7 +222,7 @@ func (s dirStore) tighten() error {
 	}
 	if mode := info.Mode().Perm(); mode&0o077 != 0 {
 		if err := os.Chmod(s.path(), 0o700); err != nil {
-			return fmt.Errorf("other users can enter the directory (mode %04o): %w: run chmod 700 on it", mode, err)
+			return fmt.Errorf("other users can enter the directory (mode %04o), and changing the mode failed: %w: change the owner to the user of the control plane, and run chmod 700", mode, err)
 		}
 		s.log.Warn("removed other users' access to the certificate authority's directory",
 			"directory", s.path(), "mode", fmt.Sprintf("%04o", mode))

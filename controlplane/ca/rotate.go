@@ -164,6 +164,7 @@ func (a *Authority) Run(ctx context.Context, interval time.Duration, changed fun
 			return
 		case <-ticker.C:
 		}
+		failed := "reloading the certificate authority failed; the previously loaded root and key stay in use"
 		m, reloaded, err := a.reload()
 		if reloaded { // another process, or a user, changed the material
 			by := a.signing()
@@ -171,10 +172,11 @@ func (a *Authority) Run(ctx context.Context, interval time.Duration, changed fun
 				"serial", by.issuer.cert.SerialNumber.Text(16), "notAfter", by.notAfter(), "roots", len(by.roots))
 		}
 		if err == nil && a.opts.PlugIn == nil && a.opts.RotateBefore > 0 {
+			failed = "a due step of the root rotation failed; the control plane tries again, and the current root and key stay in use"
 			reloaded, err = a.rotateWhenDue(m, reloaded)
 		}
 		if err != nil && err.Error() != lastError {
-			a.log.Error("reloading the certificate authority failed; the previously loaded root and key stay in use", "error", err)
+			a.log.Error(failed, "error", err)
 		}
 		lastError = ""
 		if err != nil {

@@ -87,7 +87,7 @@ func typeState(t xds.TypeStatus, asked bool) string {
 func writeRejection(out *strings.Builder, name string, t xds.TypeStatus) {
 	fmt.Fprintf(out, "  %s rejected %s %s: %s\n", termtext.Escape(name), xds.ShortType(t.TypeURL), termtext.Escape(strings.Join(head(t.Rejected.Resources), ", ")), termtext.OneLine(t.Rejected.Reason))
 	for _, b := range t.Rejected.From {
-		fmt.Fprintf(out, "    caused by %s at %s: %s\n", termtext.Escape(b.Document), termtext.Escape(b.Position), termtext.OneLine(b.Evidence))
+		fmt.Fprintf(out, "    possible cause: %s at %s: %s\n", termtext.Escape(b.Document), termtext.Escape(b.Position), termtext.OneLine(b.Evidence))
 	}
 }
 
