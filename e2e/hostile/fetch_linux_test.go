@@ -117,7 +117,7 @@ func fetchKeysOfMetadataService(t *testing.T) {
 	log := m.startSharedControlPlane(documents)
 	awaitLog(t, log, "fetched the keys of a token issuer", good)
 	for _, at := range attacks {
-		awaitLog(t, log, "could not be fetched", at, "fetches from this address are blocked")
+		awaitLog(t, log, "fetching the keys of a token issuer failed", at, "fetches from this address are blocked")
 	}
 }
 
@@ -143,7 +143,7 @@ func readAnswersInKeyErrors(t *testing.T) {
 	}
 	log := m.startSharedControlPlane(documents)
 	for message, at := range attacks {
-		awaitLog(t, log, "could not be fetched", at)
+		awaitLog(t, log, "fetching the keys of a token issuer failed", at)
 		if !containsAll(log.String(), []string{message}) {
 			t.Errorf("no message %q for %s", message, at)
 		}

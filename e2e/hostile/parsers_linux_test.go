@@ -147,7 +147,7 @@ func compressedKeys(t *testing.T) {
 	config := m.write("config/tenant.yaml", keysDocument("good", "http://"+good+"/keys")+keysDocument("bomb", "http://"+bomb+"/keys"))
 	plane := m.startParser("control-plane", "--config-dir", config, "--state-dir", m.dir+"/state", "--log-level", "debug")
 	awaitLog(t, plane.log, "fetched the keys of a token issuer", good)
-	awaitLog(t, plane.log, "could not be fetched", bomb)
+	awaitLog(t, plane.log, "fetching the keys of a token issuer failed", bomb)
 	plane.checkMemory(256 << 20)
 }
 
