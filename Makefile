@@ -47,6 +47,10 @@ istiod: ## build istiod, a peer in tests, into the cache (4 minutes the first ti
 apiserver: ## build Kubernetes without nodes for tests into the cache (5 minutes the first time)
 	@scripts/kubernetes.sh controlplane
 
+.PHONY: consul
+consul: ## build Consul, a peer in tests, into the cache (2 minutes the first time)
+	@scripts/consul.sh
+
 .PHONY: unbound
 unbound: ## install Debian's unbound, a peer in tests, if possible
 	@scripts/unbound.sh
@@ -100,7 +104,7 @@ demo: build ## run the example mesh until Ctrl-C (DEMO_FLAGS adds flags)
 	@bin/pilotfish demo $(DEMO_FLAGS)
 
 .PHONY: test
-test: lint vulncheck build envoy istiod apiserver unbound iptables promtool rpm libc containerd ## run lint, the vulnerability check, unit tests and end-to-end tests
+test: lint vulncheck build envoy istiod apiserver consul unbound iptables promtool rpm libc containerd ## run lint, the vulnerability check, unit tests and end-to-end tests
 	@echo "== tests"
 	@PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -timeout 6m ./...
 	@scripts/test-module.sh e2e/oauth ./...

@@ -55,8 +55,9 @@ func NewCommand(extensions ...Extension) *cobra.Command {
 		Short: "Run the control plane: serve xDS and certificates to proxies",
 		Long: `Run the control plane in the foreground, until SIGINT or SIGTERM. It reads Istio
 resources and Kubernetes Services from a directory that it watches, from a
-Kubernetes cluster, and from the configSources of the mesh configuration. By
-default it listens on loopback; --address changes that. Its ports are:
+Kubernetes cluster, and from the configSources of the mesh configuration. With
+--consul-address, it also reads services from Consul. By default it listens on
+loopback; --address changes that. Its ports are:
   15010  xDS in plaintext; by default only if --address is loopback
   15012  xDS and the certificate authority, over TLS; clients authenticate with
          a token or a certificate
@@ -95,6 +96,9 @@ Exit codes:
 			if cfg.Keys.Blocked, err = fetchguard.ParseNetworks(blockedKeyNetworks); err != nil {
 				return usage.Error{Err: fmt.Errorf("--jwks-blocked-cidrs (%s): %w", BlockedKeyNetworksVariable, err)}
 			}
+			if err := checkConsulFlags(cmd.Flags(), cfg.Consul); err != nil {
+				return err
+			}
 			return runCommand(cmd.Context(), cfg, extensions)
 		},
 	}
@@ -129,8 +133,9 @@ Exit codes:
 	flags.BoolVar(&cfg.AutomaticScope, "automatic-scope", false, "send sidecars only the virtual hosts and clusters that their workloads use; their Envoys request others on demand")
 	flags.DurationVar(&cfg.OnDemandTimeout, "on-demand-timeout", translate.DefaultOnDemandTimeout, "maximum time that a request waits for an on-demand resource while no control plane responds")
 	EndpointFlags(flags, &cfg.Endpoints)
+	consulFlags(flags, &cfg.Consul)
 	flags.StringVar(&logLevel, "log-level", "info", "minimum level of log lines: debug, info, warn or error")
-	sourceFlags := []string{"config-dir", "mesh-config"}
+	sourceFlags := []string{"config-dir", "mesh-config", "consul-address"}
 	for _, extension := range extensions {
 		extension.AddFlags(flags)
 		sourceFlags = append(sourceFlags, extension.SourceFlag)
@@ -159,7 +164,7 @@ func runCommand(ctx context.Context, cfg Config, extensions []Extension) error {
 	}
 	if len(server.sources) == 0 {
 		_ = server.Close()
-		return errors.New("there is no source of documents: set --config-dir or --kubernetes, or configSources in the file of --mesh-config")
+		return errors.New("there is no source of documents: set --config-dir, --kubernetes or --consul-address, or configSources in the file of --mesh-config")
 	}
 	ctx, end := context.WithCancel(ctx)
 	var running sync.WaitGroup

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config/dirstore"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/consul"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/mcp"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registration"
@@ -75,6 +76,15 @@ func (s *Server) openStores() (err error) {
 		s.sources = append(s.sources, source)
 	}
 	own := slices.Clone(documents)
+	if s.cfg.Consul.Address != "" {
+		source, err := s.openConsul()
+		if err != nil {
+			return err
+		}
+		documents = append(documents, source)
+		s.remote = append(s.remote, source)
+		s.sources = append(s.sources, source)
+	}
 	for _, source := range s.openServers(servers) {
 		documents = append(documents, source)
 		s.remote = append(s.remote, source)
@@ -88,6 +98,17 @@ func (s *Server) openStores() (err error) {
 	s.notifyMeshUsers()
 	s.readers, err = newDocumentReaders(s.cfg.DocumentReaders, s.authority.TrustDomain(), config.NewMultiStore(append(own, s.registrar)...))
 	return err
+}
+
+func (s *Server) openConsul() (*consul.Source, error) {
+	cfg := s.cfg.Consul
+	cfg.TLS.Policy, cfg.Parser, cfg.Metrics, cfg.Logger = s.cfg.TLSPolicy, s.parser(), consul.NewMetrics(s.registry), s.log
+	return consul.New(cfg)
+}
+
+// parser returns the parser for the documents of sources that are not files.
+func (s *Server) parser() config.Parser {
+	return config.Parser{Check: envoyfilter.Check, StartsProxies: s.cfg.StartsProxies, OnInvalidPolicy: s.cfg.OnInvalidPolicy}
 }
 
 // splitSources returns the configuration sources of mesh: the paths of directories, and the xDS servers.
@@ -110,8 +131,7 @@ func (s *Server) openServers(servers []*meshconfig.ConfigSource) []*mcp.Source {
 		address, _ := config.ParseSourceAddress(server.GetAddress()) // the mesh configuration is valid
 		sources = append(sources, mcp.New(mcp.Config{
 			Address: address.HostPort, Server: mcp.NewServer(server.GetTlsSettings(), s.cfg.ConfigSourceTokenFile, s.cfg.TLSPolicy), Namespace: s.rootNamespace(),
-			Parser:  config.Parser{Check: envoyfilter.Check, StartsProxies: s.cfg.StartsProxies, OnInvalidPolicy: s.cfg.OnInvalidPolicy},
-			Metrics: metrics, Logger: s.log,
+			Parser: s.parser(), Metrics: metrics, Logger: s.log,
 		}))
 	}
 	return sources

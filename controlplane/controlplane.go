@@ -22,6 +22,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/ca"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config/dirstore"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/consul"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/jwks"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registration"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
@@ -118,6 +119,9 @@ type Config struct {
 	TLSPolicy tlspolicy.Policy
 	// ConfigSourceTokenFile is a file with a token that the control plane sends to the servers of configSources, over TLS.
 	ConfigSourceTokenFile string
+	// Consul configures a Consul whose services the control plane reads; none if its Address is empty. The server sets
+	// TLS.Policy, Parser, Metrics and Logger.
+	Consul consul.Config
 	// DocumentReaders are the identities of control planes that may read all documents of Istio's kinds, as SPIFFE IDs or
 	// NAMESPACE/ACCOUNT. By default, no client may.
 	DocumentReaders []string
@@ -223,7 +227,7 @@ type Server struct {
 	log       *slog.Logger
 	authority *ca.Authority
 	dirs      *dirstore.Store // nil if there are no ConfigDirs
-	// sources are all configuration sources. remote are the sources that are other control planes.
+	// sources are all configuration sources. remote are other control planes and Consul.
 	sources []Source
 	remote  []config.Store
 	// startedSources are the configSources of the mesh configuration at the start.

@@ -14,3 +14,14 @@ func FormatLabels(labels map[string]string) string {
 	}
 	return strings.Join(parts, ",")
 }
+
+// IsLabel reports whether key and value are a valid Kubernetes label.
+func IsLabel(key, value string) bool { return isLabelKey(key) && labelValue.MatchString(value) }
+
+func isLabelKey(key string) bool {
+	prefix, name, ok := strings.Cut(key, "/")
+	if !ok {
+		prefix, name = "", key
+	}
+	return labelName.MatchString(name) && (!ok || len(prefix) <= 253 && dnsSubdomain.MatchString(prefix))
+}

@@ -271,11 +271,7 @@ func (d *document) checkName() {
 func (d *document) checkLabels(labels map[string]string, path string) {
 	for key, value := range labels {
 		at := path + "[" + key + "]"
-		prefix, name, ok := strings.Cut(key, "/")
-		if !ok {
-			prefix, name = "", key
-		}
-		if !labelName.MatchString(name) || ok && (len(prefix) > 253 || !dnsSubdomain.MatchString(prefix)) {
+		if !isLabelKey(key) {
 			d.refuseAt(d.fieldPosition(at), at, key, "not a label's key", "use [prefix/]name of letters, digits, '-', '_' and '.', the name at most 63 long")
 		}
 		if !labelValue.MatchString(value) {
