@@ -418,7 +418,7 @@ func TestUnreadyWorkloadGetsNoTraffic(t *testing.T) {
 }
 
 func TestLateWorkloadIsReported(t *testing.T) {
-	for remedy, network := range map[string]Network{"bind ${APP_ADDRESS}": Loopback{}, "listen on this port, at any address": Captured{}} {
+	for remedy, network := range map[string]Network{"the application must listen on ${APP_ADDRESS}:${PORT}": Loopback{}, "listen on this port, at any address": Captured{}} {
 		t.Run(fmt.Sprintf("%T", network), func(t *testing.T) {
 			if _, captured := network.(Captured); captured {
 				needNamespaces(t)

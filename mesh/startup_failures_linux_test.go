@@ -298,7 +298,7 @@ func TestMissingProgramIsReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	for command, want := range map[string]string{
-		"./nowhere":            "fix the command's first item",
+		"./nowhere":            "fix the first item of command",
 		"no-such-program-here": "in PATH",
 		plain:                  "is not executable: make the file executable",
 	} {
