@@ -62,7 +62,7 @@ func (d *datacenter) read(ctx context.Context, s *service, index uint64) (next u
 func (d *datacenter) replace(s *service, entries []entry) {
 	instances, flaws := readInstances(s.key, entries, d.source.cfg.Tags)
 	d.source.mu.Lock()
-	if d.services[s.key] != s { // it was removed meanwhile
+	if d.services[s.key] != s { // the service was removed during the query
 		d.source.mu.Unlock()
 		return
 	}

@@ -68,7 +68,7 @@ func (b *builder) build() (*config.Resource, []config.Problem) {
 		spec.Resolution = networking.ServiceEntry_DNS
 	}
 	r := &config.Resource{Key: b.cfg.key(b.name), APIVersion: config.ServiceEntry.APIVersions()[0], Spec: spec}
-	valid, problems := b.cfg.Parser.ParseResource(r, b.source)
+	valid, problems, _ := b.cfg.Parser.ParseResource(r, b.source)
 	if len(spec.Endpoints) == 0 {
 		problems = slices.DeleteFunc(problems, func(p config.Problem) bool { return p.Severity == config.Warning && p.Field == "spec.endpoints" })
 	}

@@ -41,9 +41,9 @@ func (c clusterLive) FindAccount(namespace, name string) (uid string, found bool
 }
 
 // newClusterClient returns a client whose connections are closed when the test ends.
-func newClusterClient(t testing.TB, cluster *testcluster.Cluster) *Client {
+func newClusterClient(t testing.TB, kubeconfig string) *Client {
 	t.Helper()
-	client, err := NewClient(ClientConfig{Kubeconfig: cluster.Kubeconfig})
+	client, err := NewClient(ClientConfig{Kubeconfig: kubeconfig})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +54,7 @@ func newClusterClient(t testing.TB, cluster *testcluster.Cluster) *Client {
 // newIdentity opens an Identity of a control plane in a namespace.
 func newIdentity(t testing.TB, cluster *testcluster.Cluster, namespace string) *Identity {
 	t.Helper()
-	client := newClusterClient(t, cluster)
+	client := newClusterClient(t, cluster.Kubeconfig)
 	i, err := OpenIdentity(t.Context(), IdentityConfig{Client: client, Namespace: namespace, Live: clusterLive{cluster}, Logger: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	if err != nil {
 		t.Fatal(err)

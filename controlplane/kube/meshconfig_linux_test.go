@@ -48,11 +48,7 @@ func awaitMesh(t *testing.T, m *MeshConfigMap, rootNamespace string) {
 
 func TestMeshConfigurationFollowsItsConfigMap(t *testing.T) {
 	cluster := testcluster.Shared(t)
-	client, err := NewClient(ClientConfig{Kubeconfig: cluster.Kubeconfig})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(client.http.CloseIdleConnections)
+	client := newClusterClient(t, cluster.Kubeconfig)
 	namespace := cluster.Namespace(t)
 	m := runMeshConfig(t, client, namespace, "canary")
 	if mesh := m.Mesh(); mesh != nil {
@@ -85,14 +81,10 @@ func TestMeshConfigurationFollowsItsConfigMap(t *testing.T) {
 
 func TestInvalidMeshConfigurationStopsTheStart(t *testing.T) {
 	cluster := testcluster.Shared(t)
-	client, err := NewClient(ClientConfig{Kubeconfig: cluster.Kubeconfig})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(client.http.CloseIdleConnections)
+	client := newClusterClient(t, cluster.Kubeconfig)
 	namespace := cluster.Namespace(t)
 	cluster.Apply(t, meshConfigMap(namespace, "istio", "rootNamespace: [not, a, name]"))
-	_, err = OpenMeshConfig(t.Context(), client, namespace, "default", slog.New(slog.DiscardHandler))
+	_, err := OpenMeshConfig(t.Context(), client, namespace, "default", slog.New(slog.DiscardHandler))
 	if err == nil || !strings.Contains(err.Error(), "ConfigMap "+namespace+"/istio") {
 		t.Errorf("the error does not name the ConfigMap: %v", err)
 	}

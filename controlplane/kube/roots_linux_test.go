@@ -23,7 +23,7 @@ type publisher struct {
 
 func startPublisher(t *testing.T, cluster *testcluster.Cluster, roots string, leader bool) *publisher {
 	t.Helper()
-	core, err := newClusterClient(t, cluster).REST(corev1.SchemeGroupVersion)
+	core, err := newClusterClient(t, cluster.Kubeconfig).REST(corev1.SchemeGroupVersion)
 	if err != nil {
 		t.Fatal(err)
 	}

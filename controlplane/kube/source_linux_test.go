@@ -29,11 +29,7 @@ type runningSource struct {
 // openSource returns a source that does not run yet.
 func openSource(t *testing.T, kubeconfig string) *runningSource {
 	t.Helper()
-	client, err := NewClient(ClientConfig{Kubeconfig: kubeconfig})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(client.http.CloseIdleConnections)
+	client := newClusterClient(t, kubeconfig)
 	source, err := NewSource(SourceConfig{Client: client})
 	if err != nil {
 		t.Fatal(err)

@@ -30,35 +30,12 @@ type decoder struct {
 // decode returns the document of a resource, and its problems. The document is nil if it is invalid. policy is not nil if
 // the document is a policy that the parser refused. name is the name of the resource, or "" in the state-of-the-world
 // variant, which has no resource names.
-//
-// decode formats the document as JSON for the parser of configuration files. The same rules therefore apply to the
-// documents of all sources.
 func (d decoder) decode(name string, body *anypb.Any) (resource *config.Resource, problems []config.Problem, policy *config.RefusedPolicy) {
 	r, problem := d.read(name, body)
 	if problem != nil {
 		return nil, []config.Problem{*problem}, nil
 	}
-	text, err := config.Encode(r)
-	if err != nil { // for example a number that is infinite
-		return nil, []config.Problem{*d.refuse(r.Key, "spec", "the spec cannot be converted: "+err.Error())}, nil
-	}
-	parsed := d.parser.ParseFile(d.source, text)
-	problems = parsed.Problems
-	for i := range problems { // lines of the encoded text mean nothing to users
-		problems[i].At = config.Position{File: d.source}
-	}
-	if len(parsed.Documents) != 1 || parsed.Documents[0].Resource == nil {
-		if len(problems) == 0 {
-			problems = append(problems, *d.refuse(r.Key, "", "the document cannot be read"))
-		}
-		if len(parsed.Policies) == 1 {
-			policy = parsed.Policies[0]
-		}
-		return nil, problems, policy
-	}
-	valid := *parsed.Documents[0].Resource
-	valid.Origin, valid.Positions, valid.Created = config.Position{File: d.source}, nil, r.Created
-	return &valid, problems, nil
+	return d.parser.ParseResource(r, d.source)
 }
 
 func (d decoder) refuse(key config.Key, field, message string) *config.Problem {
